@@ -1,0 +1,169 @@
+"""EngineConfig: everything that can be set about an engine; frozen, validated once, passed down.
+
+A value comes from, later ones winning: the default, `[engine]` of config.toml in the config folder, the environment
+(`EDGE_LLM_` and the field's name in capitals), an argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from edge_llm import machine, paths
+from edge_llm.errors import ParameterError
+
+CONFIG_NAME = "config.toml"
+ENV_PREFIX = "EDGE_LLM_"
+_OTHER_VARIABLES = frozenset({"EDGE_LLM_HOME"})  # read by paths.py
+
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "context": (1, 1 << 24),
+    "slots": (1, 1024),
+    "threads": (1, 1024),
+    "max_chunk": (1, 1 << 16),
+    "mixed_chunk": (1, 1 << 16),
+    "max_queued_requests": (0, 1 << 20),
+    "max_queued_tokens": (0, 1 << 40),
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {"kv_type": ("int8", "f32"), "context_policy": ("error",)}
+_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests"})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine is built. Raises `ParameterError` for a value of the wrong type or out of range."""
+
+    context: int | None = None
+    """tokens that prompt and answer of one conversation may have together; None: the trained context, but at most 8192
+    and what a quarter of the free memory holds"""
+    slots: int = 8
+    """conversations that can be answered at the same time; one that is not used costs no memory"""
+    threads: int | None = None
+    """threads that compute, at most one for each CPU that this process may use; None: one for each physical core"""
+    kv_type: str | None = None
+    """how keys and values are kept: int8, or f32 (four times the memory); None: what the model's manifest recommends"""
+    max_chunk: int = 512
+    """most rows (tokens) of one step: a long prompt is read in chunks of it"""
+    mixed_chunk: int = 32
+    """most prompt rows of a step in which others are being answered, so that their next token is not late"""
+    max_queued_requests: int | None = None
+    """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
+    max_queued_tokens: int = 131_072
+    """prompt tokens that may wait for a slot before new requests are refused"""
+    context_policy: str = "error"
+    """what happens to a prompt that does not fit into the context: `error` refuses it, naming both numbers"""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, field.name, getattr(self, field.name))
+        if self.max_chunk < self.slots:
+            raise ParameterError(
+                f"max_chunk is {self.max_chunk}, which is less than one row for each of {self.slots} slots",
+                hint="raise max_chunk or lower slots",
+            )
+
+    @property
+    def queue_limit(self) -> int:
+        """Requests that may wait."""
+        return 2 * self.slots + 8 if self.max_queued_requests is None else self.max_queued_requests
+
+    def with_options(self, **changes: Any) -> Self:
+        """A changed, validated copy."""
+        return replace(self, **changes)
+
+
+def load_config(path: Path | None = None, env: Mapping[str, str] | None = None, **arguments: Any) -> EngineConfig:
+    """The config from file, environment and arguments (None: not given).
+
+    `path` defaults to config.toml in the config folder, which may be missing; a path that is given must exist.
+    Raises `ParameterError`, saying where an unknown key or a bad value stands.
+    """
+    values = _from_file(path) | _from_environment(os.environ if env is None else env)
+    for name, value in arguments.items():
+        if value is not None:
+            _check(name, f"{name} (argument)", value)
+            values[name] = value
+    return EngineConfig(**values)
+
+
+def default_threads(root: Path = machine.ROOT) -> int:
+    """Physical cores within the affinity mask, and no more than the control group's quota pays for; at least 1."""
+    cores = machine.physical_cores(machine.usable_cpus(), root)
+    quota = machine.cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def default_context(trained: int, row_bytes: int, root: Path = machine.ROOT) -> int:
+    """The trained context, but at most 8192 and what a quarter of the free memory holds at `row_bytes` a token.
+
+    However little memory is free, 256 tokens are tried.
+    """
+    context = min(trained, 8192)
+    memory = machine.available_memory(root)
+    if memory is not None:
+        context = min(context, max(256, memory // 4 // row_bytes))
+    return context
+
+
+def _check(name: str, label: str, value: object) -> None:
+    """Raises `ParameterError` unless `value` may stand in field `name`; `label` says where it came from."""
+    if value is None and name in _OPTIONAL:
+        return
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise ParameterError(f"{label} must be {' or '.join(_CHOICES[name])}, not {value!r}")
+    elif name in _RANGES:
+        low, high = _RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ParameterError(f"{label} must be a whole number, not {value!r}")
+        if not low <= value <= high:
+            raise ParameterError(f"{label} must be between {low} and {high}, not {value}")
+    else:
+        raise ParameterError(f"unknown setting {label}", hint=_suggestion(name))
+
+
+def _suggestion(name: str) -> str:
+    known = [*_RANGES, *_CHOICES]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"the settings are: {', '.join(known)}"
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    file = paths.config_dir() / CONFIG_NAME if path is None else path
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if path is None:
+            return {}
+        raise ParameterError(f"there is no config file {file}") from None
+    except OSError as error:
+        raise ParameterError(f"cannot read {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ParameterError(f"{file} is not sound TOML: {error}") from None
+    for name in document:
+        if name != "engine" or not isinstance(document[name], dict):
+            raise ParameterError(f"unknown setting {name} in {file}", hint="settings stand under [engine]")
+    values = document.get("engine", {})
+    for name, value in values.items():
+        _check(name, f"{name} in {file}", value)
+    return dict(values)
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, text in sorted(env.items()):
+        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES:
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        try:
+            value: object = int(text) if name in _RANGES else text
+        except ValueError:
+            value = text
+        _check(name, variable, value)
+        values[name] = value
+    return values

@@ -1,0 +1,38 @@
+"""Request: what a caller asks of an engine; plain values, so that it can cross a process border."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from edge_llm.errors import ParameterError
+from edge_llm.messages import Message
+from edge_llm.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Exactly one of `messages` (a chat to answer), `text` (to continue as it is) and `token_ids` (likewise).
+
+    Raises `ParameterError` otherwise.
+    """
+
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
+            raise ParameterError("a request takes exactly one of messages, text and token_ids")
+
+    @classmethod
+    def chat(cls, messages: Iterable[Message], params: SamplingParams | None = None) -> Self:
+        """Answer a conversation."""
+        return cls(messages=tuple(messages), params=params or SamplingParams())
+
+    @classmethod
+    def completion(cls, text: str, params: SamplingParams | None = None) -> Self:
+        """Continue a text, without a template."""
+        return cls(text=text, params=params or SamplingParams())

@@ -1,0 +1,148 @@
+"""Scheduler: who waits, who runs, and what the next step computes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from edge_llm.engine.sequence import Phase, Sequence
+from edge_llm.errors import QueueFullError
+from edge_llm.model.step import Segment, Step
+
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPolicy:
+    """Prompt rows that one step may take: `alone`, or `mixed` while others are being answered and wait for their token."""
+
+    alone: int
+    mixed: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait for a slot."""
+
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One sequence's part of a step. The last `drafts` tokens of `segment` are guesses."""
+
+    sequence: Sequence
+    segment: Segment
+    drafts: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next step computes, in the order in which logits come back."""
+
+    shares: tuple[Share, ...]
+
+    @cached_property
+    def step(self) -> Step:
+        return Step(tuple(share.segment for share in self.shares))
+
+
+class Scheduler:
+    """First come, first served, within bounds.
+
+    `enqueue` may be called from any thread; everything else from the one that runs the steps.
+    """
+
+    def __init__(self, *, slots: int, max_rows: int, chunks: ChunkPolicy, limits: QueueLimits) -> None:
+        """`max_rows` bounds the rows of a step and is at least `slots`, so that everybody answered gets a row."""
+        self._slots, self._max_rows, self._chunks, self._limits = slots, max_rows, chunks, limits
+        self._lock = threading.Lock()
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._mean_s = _SHORTEST_RETRY_S
+
+    def __len__(self) -> int:
+        """Requests that are not done."""
+        with self._lock:
+            return len(self._waiting) + len(self._running)
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """All that are not done, the running ones first."""
+        with self._lock:
+            return (*self._running, *self._waiting)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Add a request. Raises `QueueFullError` if it would have to wait and too much waits already."""
+        with self._lock:
+            free = self._slots - len(self._running)
+            queued = list(self._waiting)[free:] if len(self._waiting) >= free else None
+            if queued is not None:
+                tokens = sum(other.prompt_tokens for other in queued)
+                # a prompt longer than the whole limit is let in when nothing else waits, else it never would be
+                if len(queued) >= self._limits.requests or (
+                    queued and tokens + sequence.prompt_tokens > self._limits.tokens
+                ):
+                    retry = self._mean_s * (len(queued) + 1) / self._slots
+                    raise QueueFullError(
+                        f"{len(queued)} requests with {tokens} prompt tokens are waiting already",
+                        retry_after_s=min(max(retry, _SHORTEST_RETRY_S), _LONGEST_RETRY_S),
+                        hint="try again later",
+                    )
+            self._waiting.append(sequence)
+
+    def admit(self, acquire: Callable[[], int | None], now: float) -> None:
+        """Give those who wait the slots that `acquire` has."""
+        while self._waiting and (slot := acquire()) is not None:
+            with self._lock:
+                sequence = self._waiting.popleft()
+                sequence.slot = slot
+                sequence.marks.admitted = now
+                self._running.append(sequence)
+
+    def remove(self, sequence: Sequence, now: float) -> None:
+        """Forget a request that is done."""
+        with self._lock:
+            if sequence in self._running:
+                self._running.remove(sequence)
+                if sequence.marks.admitted is not None:
+                    self._mean_s += (now - sequence.marks.admitted - self._mean_s) / 8
+            else:
+                self._waiting.remove(sequence)
+
+    def plan(self) -> Plan:
+        """The next step: a row for everybody who is being answered, then as much prompt as the policy allows.
+
+        Changes nothing; empty if nobody runs.
+        """
+        decoding = [sequence for sequence in self._running if sequence.phase is Phase.DECODE]
+        shares: list[Share] = []
+        rows = self._max_rows
+        for i, sequence in enumerate(decoding, 1):
+            share = _share(sequence, rows - (len(decoding) - i))
+            shares.append(share)
+            rows -= share.segment.rows
+        rows = min(rows, self._chunks.mixed if decoding else self._chunks.alone)
+        for sequence in self._running:
+            if rows > 0 and sequence.phase is Phase.PREFILL:
+                share = _share(sequence, rows)
+                shares.append(share)
+                rows -= share.segment.rows
+        return Plan(tuple(shares))
+
+
+def _share(sequence: Sequence, rows: int) -> Share:
+    """As much of `sequence` as fits into `rows`; logits, and drafts after it, only where its tokens end."""
+    assert sequence.slot is not None
+    count = min(sequence.pending, rows)
+    tokens = sequence.ids[sequence.committed : sequence.committed + count]
+    if count < sequence.pending:
+        return Share(sequence, Segment(sequence.slot, sequence.committed, tokens), 0)
+    # each draft may be accepted, and one more token is always chosen
+    drafts = sequence.decoder.propose(max(0, min(rows - count, sequence.room - 1)))
+    segment = Segment(sequence.slot, sequence.committed, [*tokens, *drafts], 1 + len(drafts))
+    return Share(sequence, segment, len(drafts))

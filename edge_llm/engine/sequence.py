@@ -1,0 +1,125 @@
+"""Sequence: one request inside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from edge_llm.engine.stream import TextStream
+from edge_llm.errors import EdgeLLMError
+from edge_llm.messages import Event, Finished, FinishReason, Timings, Usage
+from edge_llm.sampling.decoders import Decoder
+
+Emit = Callable[[Event | EdgeLLMError], None]
+"""takes a request's events; `Finished` or an error comes last, once"""
+
+
+class Phase(Enum):
+    QUEUED = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class Marks:
+    """When things happened to a request, in seconds of the engine's clock."""
+
+    submitted: float
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class Sequence:
+    """Tokens of one request and how far they are. Facts are stored once; what follows from them is a property.
+
+        ids    [0, committed)          rows in the cache slot
+               [committed, len(ids))   pending: the rest of the prompt, or the last tokens chosen
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "cancelled",
+        "committed",
+        "decoder",
+        "emit",
+        "ended",
+        "ids",
+        "marks",
+        "max_tokens",
+        "prompt_tokens",
+        "slot",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int,
+        decoder: Decoder,
+        stream: TextStream,
+        emit: Emit,
+        submitted: float,
+    ) -> None:
+        """`max_tokens` bounds the answer, by the context too."""
+        self.ids = prompt_ids
+        self.prompt_tokens = len(prompt_ids)
+        self.max_tokens = max_tokens
+        self.decoder = decoder
+        self.stream = stream
+        self.emit = emit
+        self.marks = Marks(submitted)
+        self.slot: int | None = None
+        self.committed = 0
+        self.cancelled = False
+        self.ended = False
+
+    @property
+    def phase(self) -> Phase:
+        if self.ended:
+            return Phase.ENDED
+        if self.slot is None:
+            return Phase.QUEUED
+        return Phase.PREFILL if len(self.ids) == self.prompt_tokens else Phase.DECODE
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.ids) - self.committed
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be chosen."""
+        return self.max_tokens - (len(self.ids) - self.prompt_tokens)
+
+    def finished(self, reason: FinishReason, now: float) -> Finished:
+        """The last event, for an end at `now`."""
+        return Finished(
+            reason=reason,
+            usage=Usage(self.prompt_tokens, self.stream.completion_tokens),
+            timings=self._timings(now),
+            seed=self.decoder.seed,
+            token_ids=tuple(self.stream.token_ids),
+            matched_stop=self.stream.matched_stop,
+        )
+
+    def _timings(self, now: float) -> Timings:
+        marks = self.marks
+        queue_s = (now if marks.admitted is None else marks.admitted) - marks.submitted
+        if marks.admitted is None or marks.first_token is None or marks.last_token is None:
+            return Timings(queue_s=queue_s, ttft_s=None, total_s=now - marks.submitted)
+        prefill_s = marks.first_token - marks.admitted
+        decode_s = marks.last_token - marks.first_token
+        steps = self.stream.completion_tokens - 1
+        measured = steps > 0 and decode_s > 0
+        return Timings(
+            queue_s=queue_s,
+            ttft_s=marks.first_token - marks.submitted,
+            total_s=now - marks.submitted,
+            prefill_tokens_per_s=self.prompt_tokens / prefill_s if prefill_s > 0 else None,
+            decode_tokens_per_s=steps / decode_s if measured else None,
+            tpot_s=decode_s / steps if measured else None,
+        )

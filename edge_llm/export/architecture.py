@@ -1,0 +1,168 @@
+"""What the exporter knows of each architecture, and the sizes it reads from a GGUF file: one table, one parameterised builder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_llm.errors import ModelFormatError, UnsupportedModelError
+from edge_llm.export.gguf import GgufFile, quoted
+from edge_llm.kernels.layout import Activation
+from edge_llm.model.manifest import LayerSpec, ModelDimensions, RopeTable
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One family of graphs. Names of metadata and tensors are GGUF's (ggml-org/ggml docs/gguf.md)."""
+
+    name: str
+    activation: Activation
+    interleaved_rope: bool
+    """rows of q and k are stored for rotation of pairs (2i, 2i + 1); the kernels rotate halves (i, i + d/2)"""
+
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (Architecture(name="llama", activation=Activation.SILU, interleaved_rope=True),)
+}
+
+_LAYER_TENSORS = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
+_OPTIONAL_LAYER_TENSORS = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+_GLOBAL_TENSORS = ("token_embd.weight", "output_norm.weight")
+_OPTIONAL_GLOBAL_TENSORS = ("output.weight", "rope_freqs.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A GGUF model's sizes, layers and rope, checked against each other and against the tensors that are there."""
+
+    architecture: Architecture
+    dimensions: ModelDimensions
+    layers: tuple[LayerSpec, ...]
+    rope: tuple[RopeTable, ...]
+    norm_eps: float
+    tied_head: bool
+    """the output matrix is the token embedding"""
+
+
+def read_spec(gguf: GgufFile) -> ModelSpec:
+    """The spec of an open file. Raises `UnsupportedModelError` for what we do not run (named), else `ModelFormatError`."""
+    architecture = ARCHITECTURES.get(gguf.architecture)
+    if architecture is None:
+        raise UnsupportedModelError(
+            f"the architecture {quoted(gguf.architecture)} is not supported",
+            hint=f"supported architectures: {', '.join(sorted(ARCHITECTURES))}",
+        )
+    prefix = architecture.name
+    hidden = gguf.integer(f"{prefix}.embedding_length", 32, 1 << 18)
+    heads = gguf.integer(f"{prefix}.attention.head_count", 1, 1024)
+    head_dim = gguf.integer(f"{prefix}.attention.key_length", 8, 1024, default=hidden // heads)
+    if gguf.integer(f"{prefix}.attention.value_length", 8, 1024, default=head_dim) != head_dim:
+        raise UnsupportedModelError("keys and values of different sizes are not supported")
+    if gguf.integer(f"{prefix}.expert_count", 0, 1 << 16, default=0):
+        raise UnsupportedModelError("mixtures of experts are not supported")
+    dimensions = ModelDimensions(
+        vocab=gguf.tensor("token_embd.weight").shape[0],
+        hidden=hidden,
+        intermediate=gguf.integer(f"{prefix}.feed_forward_length", 32, 1 << 18),
+        heads=heads,
+        kv_heads=gguf.integer(f"{prefix}.attention.head_count_kv", 1, 1024, default=heads),
+        head_dim=head_dim,
+        context=gguf.integer(f"{prefix}.context_length", 1, 1 << 24),
+    )
+    layer_count = gguf.integer(f"{prefix}.block_count", 1, 512)
+    spec = ModelSpec(
+        architecture=architecture,
+        dimensions=dimensions,
+        layers=(LayerSpec(rope=0),) * layer_count,
+        rope=(_rope_table(gguf, prefix, head_dim),),
+        norm_eps=gguf.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        tied_head="output.weight" not in gguf.tensors,
+    )
+    _check_multiples(dimensions)
+    _check_tensors(gguf, spec)
+    return spec
+
+
+def _rope_table(gguf: GgufFile, prefix: str, head_dim: int) -> RopeTable:
+    scaling = gguf.text(f"{prefix}.rope.scaling.type", default="none")
+    if scaling not in ("none", "linear"):
+        raise UnsupportedModelError(f"rope scaling {quoted(scaling)} is not supported")
+    factor = gguf.number(f"{prefix}.rope.scaling.factor", default=1.0) if scaling == "linear" else 1.0
+    rotary_dim = gguf.integer(f"{prefix}.rope.dimension_count", 2, head_dim, default=head_dim)
+    base = gguf.number(f"{prefix}.rope.freq_base", default=10000.0)
+    if rotary_dim % 2 or base <= 0 or factor <= 0:
+        raise ModelFormatError("rope's dimensions must be even, its base and factor positive")
+    factors: tuple[float, ...] | None = None
+    if "rope_freqs.weight" in gguf.tensors:
+        tensor = gguf.tensor("rope_freqs.weight")
+        if tensor.type != "F32" or tensor.shape != (rotary_dim // 2,):
+            raise ModelFormatError("rope_freqs.weight does not fit the rope dimensions")
+        factors = tuple(float(x) for x in gguf.tensor_bytes(tensor).view(np.float32))
+    return RopeTable(base=base, rotary_dim=rotary_dim, factor=factor, frequency_factors=factors)
+
+
+def _check_multiples(size: ModelDimensions) -> None:
+    """Blocks of 32 inputs must not be cut by a row, nor a head by a vector."""
+    for name, value in (
+        ("embedding_length", size.hidden),
+        ("feed_forward_length", size.intermediate),
+        ("heads", size.heads * size.head_dim),
+    ):
+        if value % 32:
+            raise UnsupportedModelError(f"{name} is {value}, which is no multiple of 32")
+    if size.head_dim % 8 or size.heads % size.kv_heads:
+        raise UnsupportedModelError(f"{size.heads} heads of {size.head_dim} over {size.kv_heads} are not supported")
+
+
+def _check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
+    """Every tensor that the graph needs has its shape, and no tensor is there that the graph would leave out."""
+    size = spec.dimensions
+    q, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    shapes = {
+        "attn_norm.weight": (size.hidden,),
+        "attn_q.weight": (q, size.hidden),
+        "attn_k.weight": (kv, size.hidden),
+        "attn_v.weight": (kv, size.hidden),
+        "attn_output.weight": (size.hidden, q),
+        "ffn_norm.weight": (size.hidden,),
+        "ffn_gate.weight": (size.intermediate, size.hidden),
+        "ffn_up.weight": (size.intermediate, size.hidden),
+        "ffn_down.weight": (size.hidden, size.intermediate),
+        "attn_q.bias": (q,),
+        "attn_k.bias": (kv,),
+        "attn_v.bias": (kv,),
+        "attn_output.bias": (size.hidden,),
+    }
+    expected = {
+        "token_embd.weight": (size.vocab, size.hidden),
+        "output_norm.weight": (size.hidden,),
+        "output.weight": (size.vocab, size.hidden),
+    }
+    known = {*_GLOBAL_TENSORS, *_OPTIONAL_GLOBAL_TENSORS}
+    for layer in range(len(spec.layers)):
+        for name in (*(f"{name}.weight" for name in _LAYER_TENSORS), *_OPTIONAL_LAYER_TENSORS):
+            full = f"blk.{layer}.{name}"
+            known.add(full)
+            if name in _OPTIONAL_LAYER_TENSORS and full not in gguf.tensors:
+                continue
+            expected[full] = shapes[name]
+    for name, shape in expected.items():
+        if name == "output.weight" and spec.tied_head:
+            continue
+        if gguf.tensor(name).shape != shape:
+            raise ModelFormatError(f"tensor {name} has shape {gguf.tensor(name).shape}, the metadata asks for {shape}")
+    for name in gguf.tensors:
+        if name not in known:
+            raise UnsupportedModelError(f"tensor {quoted(name)} has no place in the {spec.architecture.name} graph")

@@ -1,0 +1,190 @@
+"""Export: a GGUF file becomes a model folder in the ring layout. Weights keep the source's own codes, scales and minima."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.export.architecture import ModelSpec, read_spec
+from edge_llm.export.gguf import GgufFile, read_gguf
+from edge_llm.export.gguf_tokenizer import export_tokenizer
+from edge_llm.export.gguf_types import BlockCodes
+from edge_llm.export.ring_graph import RingGraph
+from edge_llm.export.weights import (
+    BIT_EXACT,
+    Constant,
+    PackedMatrix,
+    WeightsWriter,
+    halves_order,
+    read_matrix,
+    read_vector,
+    rotate_halves,
+)
+from edge_llm.model.manifest import (
+    GRAPH_NAME,
+    MANIFEST_NAME,
+    TEMPLATE_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    FileSpec,
+    ModelManifest,
+    SourceSpec,
+)
+
+Progress = Callable[[str, int, int], None]
+"""called with (what is being written, done, total)"""
+
+
+def export_gguf(
+    source: Path,
+    folder: Path,
+    *,
+    name: str,
+    source_sha256: str,
+    sampling: Mapping[str, float] | None = None,
+    quality: Mapping[str, float] | None = None,
+    kv_type: str = "int8",
+    license: str | None = None,  # noqa: A002 - the manifest's own word
+    progress: Progress | None = None,
+) -> ModelManifest:
+    """Write model.onnx, weights.bin, tokenizer.json, the chat template and manifest.json into the existing `folder`.
+
+    `source_sha256` is the digest of the source file, which the caller has computed anyway. Raises `ModelFormatError` or
+    `UnsupportedModelError`, naming what is wrong, before anything large is written where that can be known.
+    """
+    with read_gguf(source) as gguf:
+        spec = read_spec(gguf)
+        tokenizer = export_tokenizer(gguf)
+        with WeightsWriter(folder / WEIGHTS_NAME) as weights:
+            graph = _write_ring(gguf, spec, weights, progress)
+        files = {WEIGHTS_NAME: FileSpec(weights.size, weights.sha256)}
+        texts = {GRAPH_NAME: graph.model(weights), TOKENIZER_NAME: tokenizer.json.encode()}
+        if tokenizer.chat_template is not None:
+            texts[TEMPLATE_NAME] = tokenizer.chat_template.encode()
+        for file_name, data in texts.items():
+            (folder / file_name).write_bytes(data)
+            files[file_name] = FileSpec(len(data), hashlib.sha256(data).hexdigest())
+        manifest = ModelManifest(
+            name=name,
+            architecture=spec.architecture.name,
+            layout="ring",
+            dimensions=spec.dimensions,
+            layers=spec.layers,
+            rope=spec.rope,
+            tokens=tokenizer.tokens,
+            source=SourceSpec(
+                file=source.name,
+                sha256=source_sha256,
+                size=gguf.size,
+                format="gguf",
+                tensor_types=weights.tensor_types,
+                fidelity={kind: _fidelity(error) for kind, error in weights.fidelity.items()},
+            ),
+            files=files,
+            kv_type=kv_type,
+            sampling=dict(sampling or {}),
+            quality=dict(quality or {}),
+            license=license,
+        )
+    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def _fidelity(error: float) -> str:
+    return BIT_EXACT if error == 0 else f"relative error {error:.2e}"
+
+
+def _write_ring(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, progress: Progress | None) -> RingGraph:
+    """The data's way through the model, layer by layer; weights are written in the order in which a step reads them."""
+    graph = RingGraph(spec)
+    steps = len(spec.layers) + 1
+
+    def report(done: int) -> None:
+        if progress:
+            progress("weights", done, steps)
+
+    report(0)
+    head = weights.matrix(
+        "head", read_matrix(gguf, "token_embd.weight" if spec.tied_head else "output.weight", weights)
+    )
+    embedding = head if spec.tied_head else weights.matrix("embedding", read_matrix(gguf, "token_embd.weight", weights))
+    hidden = graph.embedding("input_ids", embedding, "embedded")
+    normed = graph.norm(hidden, _norm(gguf, weights, "blk.0.attn_norm"), "layers.0.attention_norm")
+    for layer in range(len(spec.layers)):
+        report(layer + 1)
+        source, name = f"blk.{layer}", f"layers.{layer}"
+        qkv = graph.fused_linear(normed, _qkv(gguf, spec, weights, layer), f"{name}.qkv")
+        attended = graph.attention(qkv, layer, f"{name}.attention")
+        output = weights.matrix(f"{name}.output", read_matrix(gguf, f"{source}.attn_output.weight", weights))
+        bias = _bias(gguf, weights, [f"{source}.attn_output.bias"], f"{name}.output")
+        delta = graph.linear(attended, output, f"{name}.output", bias)
+        normed, hidden = graph.add_norm(hidden, delta, _norm(gguf, weights, f"{source}.ffn_norm"), f"{name}.mlp_norm")
+        gate_up = [read_matrix(gguf, f"{source}.ffn_{part}.weight", weights) for part in ("gate", "up")]
+        parts = [(matrix, None) for matrix in _store_rows(weights, f"{name}.gate_up", gate_up)]
+        activated = graph.activation(graph.fused_linear(normed, parts, f"{name}.gate_up"), f"{name}.activation")
+        down = weights.matrix(f"{name}.down", read_matrix(gguf, f"{source}.ffn_down.weight", weights))
+        delta = graph.linear(activated, down, f"{name}.down")
+        last = layer + 1 == len(spec.layers)
+        gamma = _norm(gguf, weights, "output_norm" if last else f"blk.{layer + 1}.attn_norm")
+        normed, hidden = graph.add_norm(
+            hidden, delta, gamma, "hidden" if last else f"layers.{layer + 1}.attention_norm"
+        )
+    graph.linear(graph.node("Gather", [normed, "logit_rows"], ["wanted"], axis=0), head, "logits")
+    return graph
+
+
+def _qkv(
+    gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int
+) -> list[tuple[PackedMatrix, Constant | None]]:
+    size, source = spec.dimensions, f"blk.{layer}"
+    matrices = [read_matrix(gguf, f"{source}.attn_{part}.weight", weights) for part in "qkv"]
+    order: list[np.ndarray | None] = [None, None, None]
+    if spec.architecture.interleaved_rope:
+        rotary = spec.rope[0].rotary_dim
+        for i, heads in enumerate((size.heads, size.kv_heads)):
+            matrices[i] = rotate_halves(matrices[i], heads, rotary)
+            order[i] = halves_order(heads * size.head_dim, heads, rotary)
+    stored = _store_rows(weights, f"layers.{layer}.qkv", matrices)
+    biases = [f"{source}.attn_{part}.bias" for part in "qkv"]
+    if len(stored) == 1:
+        return [(stored[0], _bias(gguf, weights, biases, f"layers.{layer}.qkv", order))]
+    return [
+        (matrix, _bias(gguf, weights, [biases[i]], f"layers.{layer}.qkv.{i}", [order[i]]))
+        for i, matrix in enumerate(stored)
+    ]
+
+
+def _store_rows(weights: WeightsWriter, name: str, parts: list[BlockCodes]) -> list[PackedMatrix]:
+    """Matrices over the same input as one with all their rows, or apart where their forms differ."""
+    forms = {(part.bits, part.codes.shape[2], part.m is not None) for part in parts}
+    if len(forms) > 1:
+        return [weights.matrix(f"{name}.{i}", part) for i, part in enumerate(parts)]
+    minima = [part.m for part in parts if part.m is not None]
+    joined = BlockCodes(
+        codes=np.concatenate([part.codes for part in parts]),
+        d=np.concatenate([part.d for part in parts]),
+        m=np.concatenate(minima) if minima else None,
+        bits=parts[0].bits,
+    )
+    return [weights.matrix(name, joined)]
+
+
+def _norm(gguf: GgufFile, weights: WeightsWriter, name: str) -> Constant:
+    return weights.array(f"{name}.gamma", read_vector(gguf, f"{name}.weight"))
+
+
+def _bias(
+    gguf: GgufFile, weights: WeightsWriter, names: list[str], target: str, orders: list[np.ndarray | None] | None = None
+) -> Constant | None:
+    """The biases of fused matrices end to end, in the row order of the matrices; None if the model has none of them."""
+    if not any(name in gguf.tensors for name in names):
+        return None
+    vectors = [read_vector(gguf, name) for name in names]
+    ordered = [
+        vector if order is None else vector[order]
+        for vector, order in zip(vectors, orders or [None] * len(names), strict=True)
+    ]
+    return weights.array(f"{target}.bias", np.concatenate(ordered))

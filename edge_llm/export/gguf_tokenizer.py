@@ -1,0 +1,142 @@
+"""From a GGUF file's metadata to a tokenizer.json for the `tokenizers` library, the ids that steer, and the chat template.
+
+Byte-level BPE only (tokenizer.ggml.model "gpt2"). How text is cut before merging is named by tokenizer.ggml.pre and
+stands in `PRE_TOKENIZERS`, as the models' own tokenizer.json files have it; a name that is not there is an error, since
+a wrong cut gives plausible but wrong tokens. Nothing of a file becomes a pattern: all patterns are ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from edge_llm.errors import ModelFormatError, UnsupportedModelError, quoted
+from edge_llm.export.gguf import GgufFile
+from edge_llm.model.manifest import TokenSpec
+
+MAX_TEMPLATE_BYTES = 256 << 10
+
+
+class TokenKind(IntEnum):
+    """Values of tokenizer.ggml.token_type (GGUF specification)."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How text is cut before merging: `steps` (tokenizer.json entries) in turn, then the bytes of each piece.
+
+    `ignore_merges`: a piece that is a token is taken whole. `add_bos`: what counts when the file does not say.
+    """
+
+    steps: tuple[dict[str, Any], ...] = ()
+    normalizer: dict[str, Any] | None = None
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTokenizer:
+    """`json` is the text of tokenizer.json; `vocab` the number of tokens; `chat_template` None if the file has none."""
+
+    json: str
+    tokens: TokenSpec
+    chat_template: str | None
+    vocab: int
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _words(digits: str) -> dict[str, Any]:
+    """The pattern that Llama 3 and Qwen 2 share, but for the digits that go into one piece."""
+    return _split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        + digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_GPT2 = _split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+_GPT2_WORDS = PreTokenizer((_GPT2,))
+_SINGLE_DIGITS = PreTokenizer((_DIGITS, _GPT2))
+_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
+_QWEN2 = PreTokenizer((_words(r"\p{N}"),), normalizer={"type": "NFC"})
+# llama.cpp's own cut for files of unknown origin that say "default"; no model was trained with it.
+_DEFAULT = PreTokenizer((_split(r"[\p{P}\$\+<=>\^~\|]+"), _GPT2, _split(r"\p{N}+"), _split("[0-9][0-9][0-9]")))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": _DEFAULT,
+    "gpt-2": _GPT2_WORDS,
+    "phi-2": _GPT2_WORDS,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2.steps),
+}
+"""by tokenizer.ggml.pre"""
+
+_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
+"""tokens that part the documents of the training text: what follows one has nothing to do with what was before"""
+
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+"""tokens that end a turn where the chat template uses them"""
+
+
+def export_tokenizer(gguf: GgufFile) -> ExportedTokenizer:
+    """The tokenizer of an open file.
+
+    Raises `UnsupportedModelError`, with the name, for another kind of tokenizer or an unknown pre-tokenizer, and
+    `ModelFormatError` for a vocabulary, merges, ids or template that cannot be.
+    """
+    model = gguf.text("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise UnsupportedModelError(f"the tokenizer {quoted(model)} is not supported", hint='supported: "gpt2" (byte-level BPE)')
+    pre_name = gguf.text("tokenizer.ggml.pre", default="")
+    pre = PRE_TOKENIZERS.get(pre_name)
+    if pre is None:
+        raise UnsupportedModelError(
+            f"the pre-tokenizer {quoted(pre_name)} is not supported" if pre_name else "the file does not name its pre-tokenizer",
+            hint=f"supported: {', '.join(PRE_TOKENIZERS)}",
+        )
+    template = _chat_template(gguf)
+    texts = gguf.texts("tokenizer.ggml.tokens")
+    kinds = _token_kinds(gguf, len(texts))
+    vocab = _vocabulary(texts, kinds)
+    tokens = _token_spec(gguf, pre, vocab, kinds, template)
+    special = {i for i, kind in enumerate(kinds) if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN)} | set(tokens.eos)
+    if tokens.bos is not None:
+        special.add(tokens.bos)
+    merges = _merges(gguf, vocab, {texts[i] for i in special})
+    added = [
+        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": i in special}
+        for i, text in enumerate(texts)
+        if i in special or kinds[i] == TokenKind.USER_DEFINED
+    ]
+    text = _tokenizer_json(pre, vocab, merges, added)
+    _check_loads(text, [texts[i] for i in special], special)
+    return ExportedTokenizer(text, tokens, template, len(texts))
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level BPE: itself if it is printable Latin-1, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -1,0 +1,220 @@
+"""The fp32 reference of a model folder: its own graph rewritten, op by op, into stock ONNX ops over dequantised weights.
+
+Quality is measured against it (`edge-llm eval --reference f32`). It takes a whole window of tokens at once, keeps no
+cache, and runs on ONNX Runtime's CPU provider as any exported model would.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_llm.errors import ModelFormatError
+from edge_llm.kernels.block_format import BlockFormat, unpack
+from edge_llm.kernels.layout import UNBOUNDED, Activation
+from edge_llm.model.custom_ops import DOMAIN
+from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
+from edge_llm.model.rope import rope_rows
+
+_OPSET = 21
+_MASKED = -1e30
+
+
+def write_reference(folder: Path, target: Path, *, window: int) -> Path:
+    """Write reference.onnx (and its weights) for windows of up to `window` tokens into the folder `target`; gives its path.
+
+    The graph maps input_ids int64 [rows] to logits float32 [rows, vocab]; rows start at position 0.
+    """
+    import onnx
+
+    manifest = ModelManifest.read(folder)
+    source = onnx.load(str(folder / GRAPH_NAME), load_external_data=False)
+    rewriter = _Rewriter(manifest, source.graph, np.memmap(folder / WEIGHTS_NAME, np.uint8, "r"), window)
+    path = target / "reference.onnx"
+    onnx.save(rewriter.model(), str(path), save_as_external_data=True, location="reference.bin", size_threshold=0)
+    return path
+
+
+class _Rewriter:
+    def __init__(self, manifest: ModelManifest, graph: Any, weights: np.ndarray, window: int) -> None:
+        self._manifest, self._graph, self._weights, self._window = manifest, graph, weights, window
+        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+        self._nodes: list[Any] = []
+        self._initializers: dict[str, Any] = {}
+        self._count = 0
+
+    def model(self) -> Any:
+        from onnx import TensorProto, helper
+
+        rewrite = {
+            "BlockEmbedding": self._embedding,
+            "BlockLinear": self._linear,
+            "RmsNorm": self._rms_norm,
+            "AddRmsNorm": self._add_rms_norm,
+            "GatedActivation": self._activation,
+            "RingAttention": self._attention,
+        }
+        self._rows = self._op("Shape", ["input_ids"])
+        for node in self._graph.node:
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            if node.domain == DOMAIN:
+                rewrite[node.op_type](node, attributes)
+            elif node.op_type == "Gather":  # of the wanted rows: all are wanted here
+                self._op("Identity", [node.input[0]], out=node.output[0])
+            elif node.op_type == "Concat":
+                self._op("Concat", list(node.input), out=node.output[0], axis=1)
+            else:
+                raise ModelFormatError(f"the graph holds {node.op_type}, which has no reference form")
+        vocab = self._manifest.dimensions.vocab
+        graph = helper.make_graph(
+            self._nodes,
+            "reference",
+            [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows"])],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", vocab])],
+            list(self._initializers.values()),
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
+
+    # --- building blocks ---
+
+    def _op(self, op_type: str, inputs: list[str], out: str | None = None, **attributes: Any) -> str:
+        from onnx import helper
+
+        self._count += 1
+        out = out or f"_{self._count}"
+        self._nodes.append(helper.make_node(op_type, inputs, [out], **attributes))
+        return out
+
+    def _const(self, values: Any, dtype: Any = np.float32) -> str:
+        self._count += 1
+        return self._initializer(f"_{self._count}", np.asarray(values, dtype))
+
+    def _initializer(self, name: str, values: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        if name not in self._initializers:
+            self._initializers[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
+        return name
+
+    def _stored(self, name: str) -> np.ndarray:
+        """The bytes of an initialiser of the ring graph, as its own type and shape."""
+        from onnx import helper
+
+        tensor = self._tensors[name]
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        start, size = int(where["offset"]), int(where["length"])
+        values = self._weights[start : start + size].view(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        return np.asarray(values).reshape(tuple(tensor.dims))
+
+    def _matrix(self, node: Any, attributes: dict[str, Any]) -> np.ndarray:
+        form = BlockFormat(bits=attributes["bits"], block=attributes["block"], minimum=bool(attributes["minimum"]))
+        codes, scales = (self._stored(name) for name in node.input[1:3])
+        return unpack(codes, scales, form, attributes["outputs"], attributes["inputs"])
+
+    # --- the ops ---
+
+    def _embedding(self, node: Any, attributes: dict[str, Any]) -> None:
+        table = self._initializer(f"{node.input[1]}.rows", self._matrix(node, attributes) * np.float32(attributes["scale"]))
+        self._op("Gather", [table, node.input[0]], out=node.output[0], axis=0)
+
+    def _linear(self, node: Any, attributes: dict[str, Any]) -> None:
+        weights = self._initializer(f"{node.input[1]}.columns", self._matrix(node, attributes).T)
+        if len(node.input) <= 3:
+            self._op("MatMul", [node.input[0], weights], out=node.output[0])
+            return
+        bias = self._initializer(node.input[3], self._stored(node.input[3]))
+        self._op("Add", [self._op("MatMul", [node.input[0], weights]), bias], out=node.output[0])
+
+    def _norm(self, x: str, gamma: str, attributes: dict[str, Any], out: str | None = None) -> str:
+        """x / sqrt(mean(x^2) + eps) * gamma (RMSNorm, arXiv:1910.07467) over groups of the last axis."""
+        grouped = self._op("Reshape", [x, self._const([0, -1, attributes["group"]], np.int64)])
+        mean = self._op("ReduceMean", [self._op("Mul", [grouped, grouped]), self._const([2], np.int64)])
+        root = self._op("Sqrt", [self._op("Add", [mean, self._const(attributes["eps"])])])
+        scaled = self._op("Mul", [self._op("Div", [grouped, root]), self._initializer(gamma, self._stored(gamma))])
+        return self._op("Reshape", [scaled, self._op("Shape", [x])], out=out)
+
+    def _rms_norm(self, node: Any, attributes: dict[str, Any]) -> None:
+        self._norm(node.input[0], node.input[1], attributes, node.output[0])
+
+    def _add_rms_norm(self, node: Any, attributes: dict[str, Any]) -> None:
+        total = self._op("Add", [node.input[0], node.input[1]], out=node.output[1])
+        self._norm(total, node.input[2], attributes, node.output[0])
+
+    def _activation(self, node: Any, attributes: dict[str, Any]) -> None:
+        width = attributes["width"]
+        gate = self._slice(node.input[0], 0, width, axis=1)
+        up = self._slice(node.input[0], width, 2 * width, axis=1)
+        if attributes["kind"] == Activation.SILU:
+            active = self._op("Mul", [gate, self._op("Sigmoid", [gate])])
+        else:
+            active = self._op("Gelu", [gate], approximate="tanh")
+        self._op("Mul", [active, up], out=node.output[0])
+
+    def _slice(self, x: str, start: int, end: int, axis: int) -> str:
+        return self._op("Slice", [x, *(self._const([value], np.int64) for value in (start, end, axis))])
+
+    def _attention(self, node: Any, attributes: dict[str, Any]) -> None:
+        heads, kv_heads, dim = attributes["heads"], attributes["kv_heads"], attributes["head_dim"]
+        parts, start = [], 0
+        for count in (heads, kv_heads, kv_heads):
+            part = self._slice(node.input[0], start * dim, (start + count) * dim, axis=1)
+            parts.append(self._op("Reshape", [part, self._const([-1, count, dim], np.int64)]))
+            start += count
+        q, k, v = parts
+        for i, name in enumerate(("q", "k")):
+            if len(node.input) > 4 + i:
+                gamma = node.input[4 + i]
+                normed = self._norm(q if name == "q" else k, gamma, {"group": dim, "eps": attributes.get("eps", 1e-6)})
+                q, k = (normed, k) if name == "q" else (q, normed)
+        if attributes["rope_table"] >= 0:
+            q, k = (self._rotate(x, attributes) for x in (q, k))
+        repeats = heads // kv_heads
+        q = self._op("Transpose", [q], perm=[1, 0, 2])
+        k, v = (self._repeat(self._op("Transpose", [x], perm=[1, 0, 2]), repeats) for x in (k, v))
+        scores = self._op("MatMul", [q, self._op("Transpose", [k], perm=[0, 2, 1])])
+        scores = self._op("Mul", [scores, self._const(attributes["scale"])])
+        if attributes.get("softcap", 0.0):
+            cap = self._const(attributes["softcap"])
+            scores = self._op("Mul", [self._op("Tanh", [self._op("Div", [scores, cap])]), cap])
+        scores = self._op("Add", [scores, self._mask(attributes["window"])])
+        mixed = self._op("MatMul", [self._op("Softmax", [scores], axis=-1), v])
+        mixed = self._op("Transpose", [mixed], perm=[1, 0, 2])
+        self._op("Reshape", [mixed, self._const([-1, heads * dim], np.int64)], out=node.output[0])
+
+    def _repeat(self, x: str, times: int) -> str:
+        """Each kv head `times` times in a row: [kv_heads, rows, dim] -> [heads, rows, dim]."""
+        kv_heads = self._manifest.dimensions.kv_heads
+        order = np.repeat(np.arange(kv_heads), times)
+        return self._op("Gather", [x, self._const(order, np.int64)], axis=0)
+
+    def _rotate(self, x: str, attributes: dict[str, Any]) -> str:
+        """Rotary embedding of the first rotary_dim dimensions, halves against halves."""
+        width, dim = attributes["rotary_dim"], attributes["head_dim"]
+        table = self._manifest.rope[attributes["rope_table"]]
+        rows = np.empty((1, self._window, width), np.float32)
+        rope_rows([table], np.arange(self._window), out=rows)
+        half = width // 2
+        cos, sin = (
+            self._slice_rows(self._initializer(f"rope.{attributes['rope_table']}.{name}", values[:, None, :]))
+            for name, values in (("cos", rows[0, :, :half]), ("sin", rows[0, :, half:]))
+        )
+        a, b = self._slice(x, 0, half, axis=2), self._slice(x, half, width, axis=2)
+        first = self._op("Sub", [self._op("Mul", [a, cos]), self._op("Mul", [b, sin])])
+        second = self._op("Add", [self._op("Mul", [b, cos]), self._op("Mul", [a, sin])])
+        rest = [self._slice(x, width, dim, axis=2)] if width < dim else []
+        return self._op("Concat", [first, second, *rest], axis=2)
+
+    def _slice_rows(self, table: str) -> str:
+        """The first `rows` rows of a table of the whole window."""
+        return self._op("Slice", [table, self._const([0], np.int64), self._rows, self._const([0], np.int64)])
+
+    def _mask(self, window: int) -> str:
+        i = np.arange(self._window)
+        visible = i[None, :] <= i[:, None]
+        if window < UNBOUNDED:
+            visible &= i[None, :] > i[:, None] - window
+        name = self._initializer(f"mask.{window}", np.where(visible, 0, _MASKED).astype(np.float32))
+        both = self._op("Concat", [self._rows, self._rows], axis=0)
+        return self._op("Slice", [name, self._const([0, 0], np.int64), both, self._const([0, 1], np.int64)])

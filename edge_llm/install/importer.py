@@ -1,0 +1,183 @@
+"""From a name or a file to a model folder that is whole: pull, import and the lookup that `run -m` and friends use."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from edge_llm import paths
+from edge_llm.errors import InputError, IntegrityError, ModelFormatError, ModelNotFoundError, StorageError
+from edge_llm.install import catalog, staging
+from edge_llm.install.catalog import Recipe
+from edge_llm.install.digest import file_sha256
+from edge_llm.install.pull import downloads_dir, fetch
+from edge_llm.install.source_index import SourceIndex
+from edge_llm.install.staging import Progress, quiet
+from edge_llm.install.store import ModelStore, check_name, is_model_name
+from edge_llm.install.verify import require_intact, verify
+from edge_llm.model.manifest import MANIFEST_NAME, ModelManifest
+
+WAITING = "waiting for another process that is installing this model"
+"""stage reported once by a call that must wait for its turn"""
+
+
+def resolve(
+    model: str, progress: Progress = quiet, *, allow_download: bool = True, store: ModelStore | None = None
+) -> Path:
+    """Folder of `model`: an installed name, a catalog name (then pulled), a model folder, or a FILE.gguf (imported).
+
+    A text with a path separator or ending in .gguf is a path; any other is looked up as a name first. The sizes of
+    the folder's files are checked, not their digests. Raises `ModelNotFoundError` with the closest names,
+    `InputError` and its kinds for a model that cannot be used, `DownloadError`.
+    """
+    store = store or ModelStore()
+    path = Path(model).expanduser()
+    if model.lower().endswith(".gguf"):
+        return import_file(path, progress, store=store)
+    if is_model_name(model):
+        if store.has(model):
+            return require_intact(store.path(model))
+        if catalog.has(model):
+            if not allow_download:
+                raise ModelNotFoundError(f"the model {model} is not installed", hint=f"edge-llm pull {model}")
+            return pull(model, progress, store=store)
+    if (path / MANIFEST_NAME).is_file():
+        return require_intact(path.resolve())
+    if model.startswith("hf:"):
+        raise InputError(
+            "models of the Hugging Face hub cannot be fetched",
+            hint="download the GGUF there, then: edge-llm import FILE.gguf",
+        )
+    if path.exists():
+        raise ModelFormatError(
+            f"{model} is neither a model folder nor a .gguf file",
+            hint="give a FILE.gguf, or a folder that `edge-llm import` made",
+        )
+    raise catalog.unknown_model(model, [*store.names(), *catalog.names()])
+
+
+def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = None) -> Path:
+    """Folder of the catalog model `name`, fetched and imported unless it is installed and intact already.
+
+    Several processes at once do the work once. The download is deleted after the import, and also when the disk is
+    full.
+    """
+    recipe = catalog.get(name)
+    store = store or ModelStore()
+    with store.lock(name, on_wait=lambda: progress(WAITING, 0, 0)):
+        if _is_intact(store, name):
+            return store.path(name)
+        staging.sweep(store.root)
+        try:
+            gguf = fetch(recipe, progress)
+            folder = import_model(gguf, name, progress, recipe=recipe, store=store)
+        except StorageError:
+            (downloads_dir() / f"{name}.gguf").unlink(missing_ok=True)
+            raise
+        gguf.unlink(missing_ok=True)
+        return folder
+
+
+def import_file(
+    source: Path, progress: Progress = quiet, *, name: str | None = None, store: ModelStore | None = None
+) -> Path:
+    """Folder of the model in a GGUF file, imported unless a model from the same bytes is in the store already.
+
+    Without `name` the model is called after the file and the first 8 digits of its sha256, and any installed model of
+    the same source will do. With `name` it is stored under it. Raises `InputError` if that name is taken by another
+    source.
+    """
+    store = store or ModelStore()
+    if name is not None and catalog.has(check_name(name)):
+        raise InputError(f"{name} is the name of a model of the catalog", hint="choose another name with --name")
+    sha256 = _source_sha256(source, progress)
+    known = store.find_source(sha256) if name is None else name
+    name = known or _derived_name(source, sha256)
+    with store.lock(name, on_wait=lambda: progress(WAITING, 0, 0)):
+        if store.has(name):
+            if ModelManifest.read(store.path(name)).source.sha256 != sha256:
+                raise InputError(
+                    f"another model is called {name}", hint=f"choose another --name, or: edge-llm models rm {name}"
+                )
+            if _is_intact(store, name):
+                return store.path(name)
+        staging.sweep(store.root)
+        return import_model(source, name, progress, store=store, sha256=sha256)
+
+
+def import_model(
+    source: Path,
+    name: str,
+    progress: Progress = quiet,
+    *,
+    recipe: Recipe | None = None,
+    store: ModelStore | None = None,
+    sha256: str | None = None,
+) -> Path:
+    """Exports the GGUF `source` into the store as `name`, checks every byte of the result, and gives the folder.
+
+    The caller holds the store's lock of `name`. `sha256` is the source's, if known. The folder appears in one rename;
+    on any error nothing of it stays.
+    """
+    from edge_llm.export.builder import export_gguf
+
+    store = store or ModelStore()
+    size = _require_regular(source).st_size
+    # codes and scales take about what they take in the source; the rest is tokenizer, graph and slack
+    paths.private_dir(store.root)
+    staging.require_space(store.root, size + size // 4 + (32 << 20))
+    try:
+        with staging.staging(store.root, name) as folder:
+            manifest = export_gguf(source, folder, name=name, recipe=recipe, progress=progress)
+            if sha256 is not None and manifest.source.sha256 != sha256:
+                raise IntegrityError(f"{source.name} changed while it was imported", hint="run the same command again")
+            require_intact(folder, progress, digests=True)
+            staging.publish(folder, store.path(name))
+    except OSError as error:
+        raise staging.storage_error(error, store.root) from None
+    return store.path(name)
+
+
+def _is_intact(store: ModelStore, name: str) -> bool:
+    if not store.has(name):
+        return False
+    try:
+        return verify(store.path(name), digests=False).ok
+    except ModelFormatError:
+        return False
+
+
+def _require_regular(source: Path) -> os.stat_result:
+    try:
+        info = source.stat()
+    except (OSError, ValueError):
+        raise ModelNotFoundError(f"there is no file {source}", hint="check the path") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise ModelFormatError(f"{source} is not a regular file", hint="give the path of a .gguf file")
+    return info
+
+
+def _source_sha256(source: Path, progress: Progress) -> str:
+    """Digest of a GGUF file, remembered while its size, time and inode stay the same."""
+    info = _require_regular(source)
+    index = SourceIndex()
+    if known := index.get(source, info):
+        return known
+    try:
+        with source.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelFormatError(
+                    f"{source.name} is not a GGUF file", hint="only models in the GGUF format can be imported"
+                )
+            sha256 = file_sha256(file, lambda done: progress("reading", done, info.st_size))
+    except OSError as error:
+        raise StorageError(f"cannot read {source}: {error.strerror}", hint="check the file's permissions") from None
+    index.put(source, info, sha256)
+    return sha256
+
+
+def _derived_name(source: Path, sha256: str) -> str:
+    stem = re.sub(r"[^a-z0-9._-]+", "-", source.stem.lower()).strip("-._")[:80]
+    return f"{stem or 'model'}-{sha256[:8]}"

@@ -1,0 +1,338 @@
+"""The numbers that host code and kernels agree on: sizes, and the fields of the int64 records they share. Imports nothing.
+
+Every record is a one-dimensional int64 array; an `IntEnum` names its fields. Addresses are plain integers.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+TILE = 64
+"""rows of the KV cache a tile; capacities, sinks and prefix blocks are multiples of it"""
+SPLIT = 256
+"""rows of one attention split: partial results are merged at absolute multiples of it, whatever the threads or chunks"""
+GROUP_ROWS = 16
+"""output rows of a weight matrix that are interleaved"""
+ACTIVATION_BLOCK = 32
+"""inputs that share one int8 scale when activations are quantised"""
+UNBOUNDED = 1 << 40
+"""a window no position reaches"""
+
+
+class KvType(IntEnum):
+    """How keys and values are stored."""
+
+    F32 = 0
+    INT8 = 1
+
+
+# --- cache descriptor: owned by KVCache, read by RingAttention ---------------------------------------------------------
+
+CACHE_MAGIC = 0x0065_6467_656B_7601
+CACHE_VERSION = 1
+
+
+class Cache(IntEnum):
+    """Header of the cache descriptor; `LAYER_FIELDS` int64 a layer follow from `FIRST_LAYER` on."""
+
+    MAGIC = 0
+    VERSION = 1
+    GENERATION = 2
+    LAYERS = 3
+    SLOTS = 4
+    LENGTHS = 5
+    """address of int64 [slots]: committed rows of each slot"""
+    CONTEXT = 6
+    """positions a slot may reach; RingAttention refuses rows beyond it"""
+    FIRST_LAYER = 16
+
+
+class CacheLayer(IntEnum):
+    """Fields of one layer in the cache descriptor.
+
+    A (slot, kv head) owns `capacity` rows. The physical tile of position tile t is t while t < sinks / TILE, else
+    sinks / TILE + (t - sinks / TILE) mod ((capacity - sinks) / TILE): tiles of positions are never split.
+
+    keys    int8: uint8 [slots][kv_heads][capacity / TILE][head_dim / 4][TILE][4], the code plus 128
+            f32:  float32 [slots][kv_heads][capacity / TILE][head_dim][TILE]
+    values  int8: int8 [slots][kv_heads][capacity / 4][head_dim][4], the code: four rows side by side, so that the
+                  weighted sum of values is the same product of bytes as the scores
+            f32:  float32 [slots][kv_heads][capacity][head_dim]
+    scales  float32 [slots][kv_heads][capacity] (int8 only; key = (code - 128) * scale)
+    """
+
+    KEYS = 0
+    VALUES = 1
+    KEY_SCALES = 2
+    VALUE_SCALES = 3
+    CAPACITY = 4
+    SINKS = 5
+    WINDOW = 6
+    """row p attends to k < sinks and to p - window < k <= p; UNBOUNDED for a global layer that does not slide"""
+    KV_HEADS = 7
+    HEAD_DIM = 8
+    KV_TYPE = 9
+
+
+LAYER_FIELDS = 16
+
+
+# --- one call of a kernel ----------------------------------------------------------------------------------------------
+
+
+class LinearCall(IntEnum):
+    """What `linear` kernels need: out[rows, outputs] = x[rows, inputs] @ weights.T (+ bias)."""
+
+    X = 0
+    """float32 [rows, inputs]"""
+    OUT = 1
+    """float32 [rows, outputs]"""
+    ROWS = 2
+    INPUTS = 3
+    """K, a multiple of 32"""
+    OUTPUTS = 4
+    """N; the weights are padded to a multiple of GROUP_ROWS"""
+    BITS = 5
+    BLOCK = 6
+    HAS_MINIMUM = 7
+    CODES = 8
+    SCALES = 9
+    BIAS = 10
+    """float32 [outputs], or 0"""
+    X_CODES = 11
+    """scratch int8 [max_rows, inputs]"""
+    X_SCALES = 12
+    """scratch float32 [max_rows, inputs / 32]"""
+    X_SUMS = 13
+    """scratch float32 [max_rows, inputs / block]: scale times the sum of the codes of each *weight* block"""
+    THREADS = 14
+    """threads that may share the work: decides only how it is cut, never the arithmetic"""
+    TASKS = 15
+    """set by plan: number of tasks; the fields after it belong to the kernel"""
+    PRIVATE = 16
+
+
+class AttentionCall(IntEnum):
+    """What `attention` kernels need: out[rows, heads * head_dim] from qkv of one ragged step."""
+
+    QKV = 0
+    """float32 [rows, (heads + 2 * kv_heads) * head_dim]: queries, keys, values"""
+    OUT = 1
+    """float32 [rows, heads * head_dim]"""
+    ROWS = 2
+    SEGMENTS = 3
+    """int32 [segments, 4]: slot, first row, rows, position of the first row"""
+    SEGMENT_COUNT = 4
+    ROPE = 5
+    """float32 [rows, rotary_dim] of this layer's table: rotary_dim / 2 cosines, then as many sines; 0: no rotation"""
+    ROTARY_DIM = 6
+    LAYER = 7
+    """address of this layer's CacheLayer record"""
+    HEADS = 8
+    KV_HEADS = 9
+    HEAD_DIM = 10
+    Q_NORM = 11
+    """float32 [head_dim] gamma of the RMS norm of each query head, or 0"""
+    K_NORM = 12
+    SCALE = 13
+    """float64 bits: multiplies q . k"""
+    SOFTCAP = 14
+    """float64 bits: scores become softcap * tanh(scores / softcap); 0: off"""
+    EPS = 15
+    """float64 bits, of q_norm and k_norm"""
+    SCRATCH = 16
+    """64-byte aligned scratch of SCRATCH_BYTES"""
+    SCRATCH_BYTES = 17
+    THREADS = 18
+    TASKS = 19
+    """set by plan: number of attention tasks"""
+    MERGES = 20
+    """set by plan: number of merge tasks after them (0: the tasks wrote `out` themselves)"""
+    SINK_ROPE = 21
+    """as ROPE, for scores against sink rows of a slot that slides; 0: none"""
+    PRIVATE = 24
+
+
+class SampleCall(IntEnum):
+    """What `sample_row` needs to choose one token from one row of logits, and what it says back. docs/sampling.md."""
+
+    LOGITS = 0
+    """float32 [vocab], never written"""
+    VOCAB = 1
+    """1 to MAX_VOCAB"""
+    HISTORY_IDS = 2
+    """int32 [history]: the distinct tokens of prompt and answer"""
+    HISTORY_COUNTS = 3
+    """int32 [history]: how often each was generated (0: it stands in the prompt only)"""
+    HISTORY = 4
+    """0 when no penalty is on"""
+    BIAS_IDS = 5
+    """int32 [biases], distinct"""
+    BIAS_VALUES = 6
+    """float64 [biases]; -100 and below bans the token"""
+    BIASES = 7
+    MASK = 8
+    """int32 [(vocab + 31) / 32], bit i % 32 of word i / 32 set where token i is allowed; 0: all are"""
+    REPETITION = 9
+    """float64 bits, as the next five"""
+    PRESENCE = 10
+    FREQUENCY = 11
+    TEMPERATURE = 12
+    TOP_P = 13
+    MIN_P = 14
+    TOP_K = 15
+    SEED = 16
+    """uint64 bits, as COUNTER"""
+    COUNTER = 17
+    LOGPROBS = 18
+    """1: fill MAXIMUM, TOTAL and the alternatives"""
+    ALTERNATIVES = 19
+    """how many most probable tokens to list"""
+    ALTERNATIVE_IDS = 20
+    """int32 [alternatives], set: ids by falling raw logit, then rising id"""
+    SCRATCH = 21
+    """64-byte aligned scratch of SCRATCH_BYTES >= sample_scratch_bytes(vocab)"""
+    SCRATCH_BYTES = 22
+    TOKEN = 23
+    """set: the chosen id"""
+    MAXIMUM = 24
+    """set, float64 bits: the largest raw logit"""
+    TOTAL = 25
+    """set, float64 bits: sum of exp(raw logit - MAXIMUM); log-softmax is logit - MAXIMUM - log(TOTAL)"""
+    LISTED = 26
+    """set: alternatives found; a raw logit of minus infinity is not listed"""
+
+
+class SampleStatus(IntEnum):
+    """What `sample_row` returns."""
+
+    OK = 0
+    INVALID_ROW = 1
+    """the raw logits hold NaN or plus infinity, or nothing but minus infinity"""
+    NOTHING_ALLOWED = 2
+    """bias and mask left no token"""
+    BAD_CALL = 3
+    """an argument lies out of its range"""
+
+
+MAX_VOCAB = 1 << 20
+"""most tokens that `sample_row` takes: its sums of weights stay exact up to here"""
+SAMPLE_BLOCK = 64
+"""tokens whose largest logit is noted on the first look at a row"""
+
+
+def sample_scratch_bytes(vocab: int) -> int:
+    """Scratch of `sample_row`: five arrays of 4-byte numbers [vocab] and one [blocks], each padded to a block."""
+    blocks = -(-vocab // SAMPLE_BLOCK)
+    return 4 * SAMPLE_BLOCK * (5 * blocks + -(-blocks // SAMPLE_BLOCK))
+
+
+CALL_FIELDS = 64
+"""int64 fields of a LinearCall, AttentionCall or SampleCall record"""
+
+
+class Activation(IntEnum):
+    """GatedActivation's function of the gate."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
+# --- records of an ONNX Runtime op -------------------------------------------------------------------------------------
+
+
+class Workspace(IntEnum):
+    """What the ops of one session share; ops of a session run one after another, two sessions never share one."""
+
+    MAX_ROWS = 0
+    """rows a step may have: sizes all scratch"""
+    THREADS = 1
+    CACHE = 2
+    """address of the cache descriptor that the session was opened with"""
+    X_CODES = 3
+    X_SCALES = 4
+    X_SUMS = 5
+    X_INPUTS = 6
+    """widest `inputs` the three scratch buffers above have room for"""
+    ATTENTION_SCRATCH = 7
+    ATTENTION_SCRATCH_BYTES = 8
+
+
+WORKSPACE_FIELDS = 16
+
+
+class Op(IntEnum):
+    """State of one op (ONNX Runtime's `op_kernel` pointer). Attributes start at ATTRIBUTE, the kernel's call record at CALL."""
+
+    GET_INPUT = 0
+    GET_OUTPUT = 1
+    GET_DATA = 2
+    GET_BYTES = 3
+    PARALLEL_FOR = 4
+    CREATE_STATUS = 5
+    MESSAGE = 6
+    """address of the text of the error that compute may return"""
+    WORKSPACE = 7
+    FIRST_TASK = 8
+    """address of the compiled function that ParallelFor runs first; SECOND_TASK and THIRD_TASK after it"""
+    SECOND_TASK = 9
+    THIRD_TASK = 10
+    VALUE = 11
+    """out-parameters of C calls: a value, a byte count, a pointer; then up to 3 output dimensions"""
+    BYTES = 12
+    POINTER = 13
+    DIMENSIONS = 14
+    FIRST_CONSTANT = 20
+    """addresses of constant inputs, in the order of the op's inputs; 0: absent"""
+    ATTRIBUTE = 28
+    CALL = 40
+
+
+OP_FIELDS = Op.CALL + CALL_FIELDS
+
+
+class LinearOp(IntEnum):
+    """BlockLinear's and BlockEmbedding's attributes, from Op.ATTRIBUTE on."""
+
+    INPUTS = 0
+    OUTPUTS = 1
+    BITS = 2
+    BLOCK = 3
+    HAS_MINIMUM = 4
+    SCALE = 5
+    """float64 bits, BlockEmbedding only"""
+
+
+class AttentionOp(IntEnum):
+    """RingAttention's attributes, from Op.ATTRIBUTE on."""
+
+    LAYER = 0
+    HEADS = 1
+    KV_HEADS = 2
+    HEAD_DIM = 3
+    ROTARY_DIM = 4
+    ROPE_TABLE = 5
+    """index of the rope table; -1 in the graph means none"""
+    WINDOW = 6
+    SCALE = 7
+    SOFTCAP = 8
+    EPS = 9
+    ROPE_TABLES = 10
+
+
+class NormOp(IntEnum):
+    """RmsNorm's and AddRmsNorm's attributes, from Op.ATTRIBUTE on."""
+
+    WIDTH = 0
+    """elements a row; the op learns it from gamma and `groups`"""
+    GROUP = 1
+    EPS = 2
+
+
+class ActivationOp(IntEnum):
+    """GatedActivation's attributes, from Op.ATTRIBUTE on."""
+
+    WIDTH = 0
+    KIND = 1

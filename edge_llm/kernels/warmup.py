@@ -1,0 +1,250 @@
+"""Compiles every kernel ahead of use, keeps the object code, and gives its addresses: the host's only door to the kernels.
+
+The first start on a machine compiles with numba (seconds) and keeps the object code; later starts load it through llvmlite
+alone (milliseconds, numba is never imported). The kept file is code that will be run: it lies in a folder of ours that
+nobody else may write to, is named by a digest of everything that shaped it, and is checked before use. Anything that
+does not fit is a miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edge_llm import paths
+from edge_llm.errors import KernelError, StorageError
+
+ENTRY_MODULES = ("linear", "elementwise", "attention", "sampling", "ort_ops")
+"""modules of this package with a table ENTRIES: name -> (signature, function)"""
+
+_OBJECT_FILE = "kernels.bin"
+_MAGIC = b"edge_llm kernels 1\n"
+_MAX_FILE_BYTES = 64 << 20
+_KEPT_LIBRARIES = 4
+
+Progress = Callable[[str, int, int], None]
+"""called with (what is compiled, done, total)"""
+
+
+@dataclass(frozen=True)
+class KernelLibrary:
+    """Compiled entries by name. Lives as long as the process, for ONNX Runtime may call in at any time."""
+
+    addresses: Mapping[str, int]
+    cpu: str
+    from_cache: bool
+
+    def address(self, name: str) -> int:
+        """Address of the compiled function `name`; raises `KernelError` if there is none."""
+        try:
+            return self.addresses[name]
+        except KeyError:
+            raise KernelError(f"no kernel is called {name!r}") from None
+
+
+_library: KernelLibrary | None = None
+_lock = threading.Lock()
+_keep: list[Any] = []  # execution engines and cfuncs: their code must outlive every caller
+
+
+def load_kernels(progress: Progress | None = None) -> KernelLibrary:
+    """The process's kernel library: loaded from the cache, else compiled and kept. Thread-safe.
+
+    Raises `KernelError` if the kernels cannot be compiled here. A cache that cannot be used costs a warning, not a failure.
+    """
+    global _library  # noqa: PLW0603 - one library a process: ONNX Runtime calls in by address
+    with _lock:
+        if _library is None:
+            folder = _cache_folder()
+            _library = (_load(folder) if folder else None) or _compile(folder, progress)
+        return _library
+
+
+def cache_state() -> tuple[Path, bool]:
+    """The folder that compiled kernels are kept in, and whether it holds those of this machine and version."""
+    folder = paths.cache_dir() / "kernels" / _fingerprint()
+    return folder, (folder / _OBJECT_FILE).is_file()
+
+
+# --- identity ------------------------------------------------------------------------------------------------------------
+
+
+def target_cpu() -> tuple[str, str]:
+    """CPU name and feature string that kernels are compiled for (numba's own environment overrides included)."""
+    import llvmlite.binding as llvm
+
+    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    return name, features if features is not None else llvm.get_host_cpu_features().flatten()
+
+
+def _fingerprint() -> str:
+    """Digest of all that shapes the object code: sources, compilers, interpreter and CPU."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
+    numba_options = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NUMBA_")]
+    digest.update("\n".join([*compilers, *numba_options, *target_cpu(), sys.version, platform.platform()]).encode())
+    return digest.hexdigest()
+
+
+def _cache_folder() -> Path | None:
+    """The private folder for this fingerprint, or None (with one warning) where none can be had."""
+    try:
+        root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "kernels")
+        return paths.private_dir(root / _fingerprint())
+    except StorageError as error:
+        return _uncached(error)
+    except OSError as error:  # the home folder cannot even be looked up
+        return _uncached(error)
+
+
+def _uncached(error: Exception) -> None:
+    warnings.warn(f"compiled kernels are not kept, so every start compiles them again: {error}", RuntimeWarning, stacklevel=4)
+
+
+# --- loading -------------------------------------------------------------------------------------------------------------
+
+
+def _load(folder: Path) -> KernelLibrary | None:
+    """The library kept in `folder`, or None if it is missing, damaged, or does not load."""
+    try:
+        with (folder / _OBJECT_FILE).open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError:
+        return None
+    body = _checked_body(data)
+    if body is None:
+        return None
+    header_size = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + header_size])
+    objects, start = [], 8 + header_size
+    for size in header["sizes"]:
+        objects.append(body[start : start + size])
+        start += size
+    try:
+        addresses = _link(objects, header["symbols"])
+    except (RuntimeError, OSError):
+        return None
+    return KernelLibrary(MappingProxyType(addresses), target_cpu()[0], from_cache=True)
+
+
+def _checked_body(data: bytes) -> bytes | None:
+    start = len(_MAGIC) + 32
+    if len(data) > _MAX_FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
+        return None
+    body = data[start:]
+    return body if hashlib.blake2b(body, digest_size=32).digest() == data[len(_MAGIC) : start] else None
+
+
+def _link(objects: list[bytes], symbols: Mapping[str, str]) -> dict[str, int]:
+    """Load object code into this process; the address of each entry's symbol."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    _define_error_symbols(llvm)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine())
+    for code in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    addresses = {name: engine.get_function_address(symbol) for name, symbol in symbols.items()}
+    if not all(addresses.values()):
+        raise RuntimeError("a symbol is missing")
+    _keep.append(engine)
+    return addresses
+
+
+_ERROR_SYMBOLS = (
+    "numba_gil_ensure",
+    "numba_gil_release",
+    "numba_do_raise",
+    "numba_unpickle",
+    "numba_runtime_build_excinfo_struct",
+    "numba_attempt_nocopy_reshape",
+    "NRT_incref",
+    "NRT_decref",
+    "NRT_Free",
+    "NRT_MemInfo_call_dtor",
+    "NRT_MemInfo_alloc_safe_aligned",
+)
+
+
+def _define_error_symbols(llvm: Any) -> None:
+    """Object code refers to numba's runtime in error paths that kernels never take: those end the process."""
+    libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+    abort = ctypes.cast(libc.abort, ctypes.c_void_p).value
+    for name in _ERROR_SYMBOLS:
+        if llvm.address_of_symbol(name) is None:
+            llvm.add_symbol(name, abort)
+
+
+# --- compiling -----------------------------------------------------------------------------------------------------------
+
+
+def _compile(folder: Path | None, progress: Progress | None) -> KernelLibrary:
+    try:
+        import numba
+
+        entries: dict[str, tuple[Any, Callable[..., Any]]] = {}
+        for module in ENTRY_MODULES:
+            entries |= import_module(f"edge_llm.kernels.{module}").ENTRIES
+        compiled = {}
+        for done, (name, (signature, function)) in enumerate(entries.items()):
+            if progress:
+                progress(name, done, len(entries))
+            compiled[name] = numba.cfunc(signature, error_model="numpy")(function)
+    except Exception as error:  # whatever the compiler raises, the caller needs to know one thing
+        raise KernelError(f"the kernels cannot be compiled for this machine: {error}", hint="run: edge-llm doctor") from error
+    if progress:
+        progress("", len(entries), len(entries))
+    _keep.extend(compiled.values())
+    if folder is not None:
+        objects = [kernel._library._get_compiled_object() for kernel in compiled.values()]
+        _store(folder, objects, {name: kernel.native_name for name, kernel in compiled.items()})
+    addresses = {name: int(kernel.address) for name, kernel in compiled.items()}
+    return KernelLibrary(MappingProxyType(addresses), target_cpu()[0], from_cache=False)
+
+
+def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> None:
+    """Keep object code for the next start; a full or read-only disk only costs that."""
+    header = json.dumps({"symbols": dict(symbols), "sizes": [len(code) for code in objects]}).encode()
+    body = len(header).to_bytes(8, "little") + header + b"".join(objects)
+    data = _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            temporary = file.name
+            file.write(data)
+        os.replace(temporary, folder / _OBJECT_FILE)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        warnings.warn(f"compiled kernels could not be kept: {error}", RuntimeWarning, stacklevel=4)
+        return
+    _sweep(folder)
+
+
+def _sweep(current: Path) -> None:
+    """Drop the libraries of versions long gone; a few stay, for several interpreters may share the folder."""
+    with contextlib.suppress(OSError):
+        others = sorted((path for path in current.parent.iterdir() if path != current), key=lambda path: path.stat().st_mtime)
+        for path in others[: -_KEPT_LIBRARIES]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""Conversation values going in and events coming out; pure values, no ids or timestamps of a store.
+
+A `Message` is what somebody said. An event is what the engine says while it answers: zero or more `PromptProgress`,
+then deltas, then exactly one `Finished`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended, in the words of OpenAI's API where it has one."""
+
+    STOP = "stop"
+    """an end token or a stop string"""
+    LENGTH = "length"
+    """max_tokens or the context was reached"""
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks for. `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation.
+
+    `token_ids`, when given, are the ids that produced `content` under the tokenizer with digest `tokenizer_digest`;
+    they are used in place of encoding the text again, so that an answer is found in the cache as it was sampled.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    tokenizer_digest: str | None = None
+
+    @classmethod
+    def system(cls, content: str) -> Message:
+        return cls(Role.SYSTEM, content)
+
+    @classmethod
+    def user(cls, content: str) -> Message:
+        return cls(Role.USER, content)
+
+    @classmethod
+    def assistant(cls, content: str) -> Message:
+        return cls(Role.ASSISTANT, content)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its natural log-probability under the model's raw logits; `data` are its bytes (maybe half a character)."""
+
+    token_id: int
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """The token that was chosen at one place, and the most probable alternatives there (best first)."""
+
+    chosen: TokenLogprob
+    alternatives: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `cached_tokens` of the prompt were not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Durations in seconds and rates in tokens a second; None where there is nothing to measure.
+
+    ttft_s: from submit to the first token, tokenising and queueing included, loading apart.
+    prefill_tokens_per_s: computed prompt tokens only, over the time from the first prefill step to the first token.
+    decode_tokens_per_s: (n - 1) / (last - first), sampling included; tpot_s is its inverse.
+    """
+
+    queue_s: float
+    ttft_s: float | None
+    total_s: float
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """`done` of `total` prompt tokens are in the cache."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the answer. `tokens` are given when logprobs were asked for; they may run ahead of whole characters."""
+
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More text of the model's reasoning channel."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call: the first piece of an `index` carries id and name, later ones more of the arguments."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of an answer. `seed` reproduces it; `token_ids` are the completion's ids; `matched_stop` the stop string met."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    matched_stop: str | None = None
+
+
+Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished

@@ -1,0 +1,53 @@
+"""Where things live on disk: the config, data and cache folders named `edge-llm`. Nothing is created at import.
+
+EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import platformdirs
+
+from edge_llm.errors import StorageError
+
+_APP = "edge-llm"
+
+
+def _base(kind: str, default: str) -> Path:
+    home = os.environ.get("EDGE_LLM_HOME")
+    return Path(home).expanduser() / kind if home else Path(default)
+
+
+def config_dir() -> Path:
+    """Folder of config.toml; may not exist yet."""
+    return _base("config", platformdirs.user_config_dir(_APP, appauthor=False))
+
+
+def data_dir() -> Path:
+    """Folder of imported models and chat history; may not exist yet."""
+    return _base("data", platformdirs.user_data_dir(_APP, appauthor=False))
+
+
+def cache_dir() -> Path:
+    """Folder of compiled kernels, downloads and cached prefixes, all of which can be rebuilt; may not exist yet."""
+    return _base("cache", platformdirs.user_cache_dir(_APP, appauthor=False))
+
+
+def private_dir(path: Path) -> Path:
+    """Create `path` (0700) if missing and give it back once it is a real folder that only its owner can use.
+
+    Raises `StorageError` if it cannot be made, is a link, belongs to somebody else, or others may write to it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+    except OSError as error:
+        raise StorageError(f"cannot create the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder you can write to") from None
+    if not stat.S_ISDIR(info.st_mode):
+        raise StorageError(f"{path} is not a folder of its own (a link or a file)", hint="remove it, or set EDGE_LLM_HOME")
+    if os.name == "posix" and (info.st_uid != os.geteuid() or info.st_mode & 0o022):
+        raise StorageError(f"{path} can be changed by other users", hint=f"run: chmod 700 {path}, or set EDGE_LLM_HOME")
+    return path
