@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).parents[1] / "edge_llm"
 APPS = Path(__file__).parents[1] / "apps"
 
 # Each layer may import those to its left, never one of its own row: siblings stay strangers.
-BASE = {"errors", "paths", "messages", "config", "metrics"}
+BASE = {"errors", "machine", "paths", "messages", "config", "metrics"}
 ALLOWED = {
     "errors": set(),
     "paths": {"errors"},
     "messages": {"errors"},
-    "config": {"errors", "paths"},
+    "machine": set(),
+    "config": {"errors", "machine", "paths"},
     "kernels": BASE,
     "text": BASE | {"kernels"},
     "cache": BASE | {"kernels"},

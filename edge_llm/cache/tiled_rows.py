@@ -11,7 +11,7 @@ import numpy as np
 from edge_llm.errors import ParameterError
 from edge_llm.kernels.layout import LAYER_FIELDS, TILE, UNBOUNDED, CacheLayer, KvType
 
-_KEYS_TOGETHER = 4  # int8 keys: bytes of one row that lie side by side, as a dot-product instruction takes them
+_TOGETHER = 4  # int8: bytes of one lane that lie side by side, as a dot-product instruction takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class TiledRows:
         shapes: dict[CacheLayer, tuple[tuple[int, ...], type[np.generic]]]
         if kv_type is KvType.INT8:
             shapes = {
-                CacheLayer.KEYS: ((slots, heads, tiles, head_dim // _KEYS_TOGETHER, TILE, _KEYS_TOGETHER), np.uint8),
-                CacheLayer.VALUES: ((slots, heads, capacity, head_dim), np.int8),
+                CacheLayer.KEYS: ((slots, heads, tiles, head_dim // _TOGETHER, TILE, _TOGETHER), np.uint8),
+                CacheLayer.VALUES: ((slots, heads, capacity // _TOGETHER, head_dim, _TOGETHER), np.int8),
                 CacheLayer.KEY_SCALES: ((slots, heads, capacity), np.float32),
                 CacheLayer.VALUE_SCALES: ((slots, heads, capacity), np.float32),
             }
@@ -72,10 +72,10 @@ class TiledRows:
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the rows of positions [0, rows) of slot `source` over those of slot `target`."""
         tiles = -(-rows // TILE)
-        for field, array in self.arrays.items():
-            # keys lie transposed in a tile, so the last tile goes whole: past `rows` nothing is valid in either slot
-            count = tiles if field is CacheLayer.KEYS else rows
-            array[target, :, :count] = array[source, :, :count]
+        for array in self.arrays.values():
+            # rows are interleaved in a tile, so the last tile goes whole: past `rows` nothing is valid in either slot
+            by_tile = array.reshape(*array.shape[:2], self.capacity // TILE, -1)
+            by_tile[target, :, :tiles] = by_tile[source, :, :tiles]
 
     def give_back(self, slot: int) -> None:
         """Return the slot's whole pages to the system; its rows are undefined afterwards."""

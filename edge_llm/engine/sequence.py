@@ -31,6 +31,12 @@ class Marks:
     first_token: float | None = None
     last_token: float | None = None
 
+    def token(self, now: float) -> None:
+        """Tokens were chosen."""
+        if self.first_token is None:
+            self.first_token = now
+        self.last_token = now
+
 
 class Sequence:
     """Tokens of one request and how far they are. Facts are stored once; what follows from them is a property.

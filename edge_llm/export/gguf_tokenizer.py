@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata to a tokenizer.json for the `tokenizers` library, the ids that steer, and the chat template.
+"""From GGUF metadata to a tokenizer.json for the `tokenizers` library, the ids that steer, and the chat template.
 
 Byte-level BPE only (tokenizer.ggml.model "gpt2"). How text is cut before merging is named by tokenizer.ggml.pre and
 stands in `PRE_TOKENIZERS`, as the models' own tokenizer.json files have it; a name that is not there is an error, since
@@ -108,12 +108,16 @@ def export_tokenizer(gguf: GgufFile) -> ExportedTokenizer:
     """
     model = gguf.text("tokenizer.ggml.model")
     if model != "gpt2":
-        raise UnsupportedModelError(f"the tokenizer {quoted(model)} is not supported", hint='supported: "gpt2" (byte-level BPE)')
+        raise UnsupportedModelError(
+            f"the tokenizer {quoted(model)} is not supported", hint='supported: "gpt2" (byte-level BPE)'
+        )
     pre_name = gguf.text("tokenizer.ggml.pre", default="")
     pre = PRE_TOKENIZERS.get(pre_name)
     if pre is None:
         raise UnsupportedModelError(
-            f"the pre-tokenizer {quoted(pre_name)} is not supported" if pre_name else "the file does not name its pre-tokenizer",
+            f"the pre-tokenizer {quoted(pre_name)} is not supported"
+            if pre_name
+            else "the file does not name its pre-tokenizer",
             hint=f"supported: {', '.join(PRE_TOKENIZERS)}",
         )
     template = _chat_template(gguf)
@@ -126,7 +130,15 @@ def export_tokenizer(gguf: GgufFile) -> ExportedTokenizer:
         special.add(tokens.bos)
     merges = _merges(gguf, vocab, {texts[i] for i in special})
     added = [
-        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": i in special}
+        {
+            "id": i,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": i in special,
+        }
         for i, text in enumerate(texts)
         if i in special or kinds[i] == TokenKind.USER_DEFINED
     ]
@@ -136,7 +148,126 @@ def export_tokenizer(gguf: GgufFile) -> ExportedTokenizer:
 
 
 def byte_alphabet() -> list[str]:
-    """The character that stands for each byte in byte-level BPE: itself if it is printable Latin-1, else one from U+0100 on."""
+    """The character that stands for each byte in byte-level BPE: its own in Latin-1 if printable, else U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _chat_template(gguf: GgufFile) -> str | None:
+    template = gguf.text("tokenizer.chat_template", default="")
+    size = len(template.encode())
+    if size > MAX_TEMPLATE_BYTES:
+        raise ModelFormatError(f"the chat template has {size} bytes, more than the {MAX_TEMPLATE_BYTES} allowed")
+    return template or None
+
+
+def _token_kinds(gguf: GgufFile, count: int) -> list[int]:
+    kinds: list[int] = gguf.integers("tokenizer.ggml.token_type").tolist()
+    if len(kinds) != count:
+        raise ModelFormatError(f"the file has {count} tokens and {len(kinds)} token types")
+    unknown = set(kinds) - set(TokenKind)
+    if unknown:
+        raise ModelFormatError(f"tokenizer.ggml.token_type holds {min(unknown)}, which is no token type")
+    if TokenKind.BYTE in kinds:
+        raise UnsupportedModelError("byte tokens in a byte-level BPE vocabulary are not supported")
+    return kinds
+
+
+def _vocabulary(texts: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
+    """Ids by text. Normal tokens are written in the byte alphabet, so that each has one meaning in bytes."""
+    vocab = {text: i for i, text in enumerate(texts)}
+    if len(vocab) < len(texts):
+        first = next(i for i, text in enumerate(texts) if vocab[text] != i)
+        raise ModelFormatError(f"tokens {first} and {vocab[texts[first]]} are both {quoted(texts[first])}")
+    if "" in vocab:
+        raise ModelFormatError(f"token {vocab['']} is empty")
+    alphabet = set(byte_alphabet())
+    for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
+        if kind == TokenKind.NORMAL and not alphabet.issuperset(text):
+            raise ModelFormatError(f"token {i}, {quoted(text)}, is not written in the byte alphabet")
+    return vocab
+
+
+def _token_spec(
+    gguf: GgufFile, pre: PreTokenizer, vocab: dict[str, int], kinds: Sequence[int], template: str | None
+) -> TokenSpec:
+    """`eos` is what the metadata names as end of text, turn or message, and control tokens known to mean the same."""
+
+    def named(role: str) -> int | None:
+        key = f"tokenizer.ggml.{role}_token_id"
+        return gguf.integer(key, 0, len(vocab) - 1) if key in gguf.metadata else None
+
+    ends = [named("eos"), named("eot"), named("eom")]
+    known = [*_END_OF_TEXT, *(text for text in _END_OF_TURN if text in (template or ""))]
+    ends += [vocab[text] for text in known if text in vocab and kinds[vocab[text]] == TokenKind.CONTROL]
+    eos = tuple(dict.fromkeys(i for i in ends if i is not None))
+    if not eos:
+        raise ModelFormatError("the file names no end token, so no answer would end")
+    bos = named("bos")
+    add_bos = gguf.flag("tokenizer.ggml.add_bos_token", default=pre.add_bos)
+    if add_bos and bos is None:
+        raise ModelFormatError("the file asks for a first token and does not name it (tokenizer.ggml.bos_token_id)")
+    return TokenSpec(bos=bos, eos=eos, add_bos=add_bos, padding=named("padding"))
+
+
+def _merges(gguf: GgufFile, vocab: dict[str, int], special: set[str]) -> list[str]:
+    """The merges as they stand, "left right", each of and to known tokens and none to a special one."""
+    merges = gguf.texts("tokenizer.ggml.merges")
+    if len(set(merges)) < len(merges):
+        raise ModelFormatError("tokenizer.ggml.merges holds the same merge twice")
+    for i, merge in enumerate(merges):
+        left, space, right = merge.partition(" ")
+        if not (left and space and right and left in vocab and right in vocab and left + right in vocab):
+            raise ModelFormatError(f"merge {i}, {quoted(merge)}, is not two tokens that make a third")
+        if left + right in special:
+            raise ModelFormatError(f"merge {i} makes the special token {quoted(left + right)} of ordinary text")
+    return merges
+
+
+def _tokenizer_json(pre: PreTokenizer, vocab: dict[str, int], merges: list[str], added: list[dict[str, Any]]) -> str:
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": pre.normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*pre.steps, _BYTES]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        # A byte without a token is left out, as the models' own tokenizers do: no token stands for it.
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _check_loads(text: str, specials: Sequence[str], special_ids: set[int]) -> None:
+    """The library takes it, and no special token can be written as plain text, be it by its name or by its bytes."""
+    from tokenizers import Tokenizer
+
+    alphabet = {character: byte for byte, character in enumerate(byte_alphabet())}
+    try:
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.encode_special_tokens = True
+        for special in specials:
+            spellings = [special]
+            if alphabet.keys() >= set(special):
+                spellings.append(bytes(alphabet[character] for character in special).decode("utf-8", "ignore"))
+            for spelling in spellings:
+                if special_ids.intersection(tokenizer.encode(spelling, add_special_tokens=False).ids):
+                    raise ModelFormatError(f"the special token {quoted(special)} can be written as ordinary text")
+    except (ModelFormatError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ModelFormatError(f"the tokenizer cannot be loaded: {quoted(str(error))}") from None

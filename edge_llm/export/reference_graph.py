@@ -33,7 +33,7 @@ def write_reference(folder: Path, target: Path, *, window: int) -> Path:
     source = onnx.load(str(folder / GRAPH_NAME), load_external_data=False)
     rewriter = _Rewriter(manifest, source.graph, np.memmap(folder / WEIGHTS_NAME, np.uint8, "r"), window)
     path = target / "reference.onnx"
-    onnx.save(rewriter.model(), str(path), save_as_external_data=True, location="reference.bin", size_threshold=0)
+    onnx.save(rewriter.model(), str(path), save_as_external_data=True, location="reference.bin", size_threshold=1024)
     return path
 
 

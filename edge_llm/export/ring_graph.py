@@ -24,15 +24,22 @@ class RingGraph:
         self.spec = spec
         self.nodes: list[Any] = []
 
-    def op(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> str:
+    def op(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], /, **attributes: Any) -> str:
         """Add one of our own ops; gives its first output."""
-        return self.node(op_type, inputs, outputs, domain=DOMAIN, **attributes)
+        return self._add(DOMAIN, op_type, inputs, outputs, attributes)
 
-    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> str:
-        """Add a node; gives its first output."""
+    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], /, **attributes: Any) -> str:
+        """Add a standard node; gives its first output."""
+        return self._add("", op_type, inputs, outputs, attributes)
+
+    def _add(
+        self, domain: str, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]
+    ) -> str:
         from onnx import helper
 
-        self.nodes.append(helper.make_node(op_type, list(inputs), list(outputs), name=outputs[0], **attributes))
+        node = helper.make_node(op_type, list(inputs), list(outputs), name=outputs[0], domain=domain)
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        self.nodes.append(node)
         return outputs[0]
 
     # --- the ops with their attributes ---

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_llm.errors import ModelFormatError
 from edge_llm.export.gguf import GgufFile
-from edge_llm.export.gguf_types import BlockCodes, dequantise, matrix_codes
+from edge_llm.export.gguf_types import BlockCodes, block_codes, dequantise
 from edge_llm.kernels.block_format import BlockFormat, pack_codes, pack_scales, unpack
 from edge_llm.model.graph_check import ALIGNMENT
 
@@ -95,16 +95,15 @@ def read_matrix(gguf: GgufFile, name: str, writer: WeightsWriter) -> BlockCodes:
     """The block codes of a matrix, and in `writer.fidelity` how far they are from the source's own values."""
     tensor = gguf.tensor(name)
     raw = gguf.tensor_bytes(tensor)
-    codes, error = matrix_codes(raw, tensor.type, tensor.shape, name)
-    if error == 0:  # the source's own codes: what the kernels will see must equal what the source means
-        error = _packing_error(dequantise(raw, tensor.type, tensor.shape, name), codes)
+    codes = block_codes(raw, tensor.type, tensor.shape, name)
+    error = _relative_error(dequantise(raw, tensor.type, tensor.shape, name), codes)
     writer.fidelity[tensor.type] = max(writer.fidelity.get(tensor.type, 0.0), error)
     writer.tensor_types[tensor.type] = writer.tensor_types.get(tensor.type, 0) + 1
     return codes
 
 
-def _packing_error(values: np.ndarray, codes: BlockCodes) -> float:
-    """|stored - source| / |source| (2-norms) of the matrix packed and unpacked again; 0: bit-exact."""
+def _relative_error(values: np.ndarray, codes: BlockCodes) -> float:
+    """|stored - source| / |source| (2-norms) of what the kernels will see, packed and unpacked again; 0: bit-exact."""
     form = BlockFormat(bits=codes.bits, block=codes.codes.shape[2], minimum=codes.m is not None)
     stored = unpack(pack_codes(codes.codes, form), pack_scales(codes.d, codes.m, form), form, *values.shape)
     if np.array_equal(stored, values):

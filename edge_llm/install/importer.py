@@ -6,13 +6,14 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 from edge_llm import paths
 from edge_llm.errors import InputError, IntegrityError, ModelFormatError, ModelNotFoundError, StorageError
 from edge_llm.install import catalog, staging
 from edge_llm.install.catalog import Recipe
 from edge_llm.install.digest import file_sha256
-from edge_llm.install.pull import downloads_dir, fetch
+from edge_llm.install.pull import discard, fetch
 from edge_llm.install.source_index import SourceIndex
 from edge_llm.install.staging import Progress, quiet
 from edge_llm.install.store import ModelStore, check_name, is_model_name
@@ -33,7 +34,7 @@ def resolve(
     `InputError` and its kinds for a model that cannot be used, `DownloadError`.
     """
     store = store or ModelStore()
-    path = Path(model).expanduser()
+    path = Path(model)
     if model.lower().endswith(".gguf"):
         return import_file(path, progress, store=store)
     if is_model_name(model):
@@ -43,14 +44,14 @@ def resolve(
             if not allow_download:
                 raise ModelNotFoundError(f"the model {model} is not installed", hint=f"edge-llm pull {model}")
             return pull(model, progress, store=store)
-    if (path / MANIFEST_NAME).is_file():
+    if model and (path / MANIFEST_NAME).is_file():
         return require_intact(path.resolve())
     if model.startswith("hf:"):
         raise InputError(
             "models of the Hugging Face hub cannot be fetched",
             hint="download the GGUF there, then: edge-llm import FILE.gguf",
         )
-    if path.exists():
+    if model and path.exists():
         raise ModelFormatError(
             f"{model} is neither a model folder nor a .gguf file",
             hint="give a FILE.gguf, or a folder that `edge-llm import` made",
@@ -61,8 +62,7 @@ def resolve(
 def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = None) -> Path:
     """Folder of the catalog model `name`, fetched and imported unless it is installed and intact already.
 
-    Several processes at once do the work once. The download is deleted after the import, and also when the disk is
-    full.
+    Several processes at once do the work once. The download is deleted after the import, or when the disk is full.
     """
     recipe = catalog.get(name)
     store = store or ModelStore()
@@ -72,11 +72,11 @@ def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = No
         staging.sweep(store.root)
         try:
             gguf = fetch(recipe, progress)
-            folder = import_model(gguf, name, progress, recipe=recipe, store=store)
+            folder = import_model(gguf, name, progress, sha256=recipe.source.sha256, recipe=recipe, store=store)
         except StorageError:
-            (downloads_dir() / f"{name}.gguf").unlink(missing_ok=True)
+            discard(recipe)
             raise
-        gguf.unlink(missing_ok=True)
+        discard(recipe)
         return folder
 
 
@@ -104,7 +104,7 @@ def import_file(
             if _is_intact(store, name):
                 return store.path(name)
         staging.sweep(store.root)
-        return import_model(source, name, progress, store=store, sha256=sha256)
+        return import_model(source, name, progress, sha256=sha256, store=store)
 
 
 def import_model(
@@ -112,32 +112,46 @@ def import_model(
     name: str,
     progress: Progress = quiet,
     *,
+    sha256: str,
     recipe: Recipe | None = None,
     store: ModelStore | None = None,
-    sha256: str | None = None,
 ) -> Path:
-    """Exports the GGUF `source` into the store as `name`, checks every byte of the result, and gives the folder.
+    """Exports the GGUF `source`, whose digest is `sha256`, into the store as `name`; gives the folder.
 
-    The caller holds the store's lock of `name`. `sha256` is the source's, if known. The folder appears in one rename;
-    on any error nothing of it stays.
+    The caller holds the store's lock of `name`. What was written is read back and compared before the folder appears in
+    one rename; on any error nothing of it stays. Raises `InputError` and its kinds.
     """
-    from edge_llm.export.builder import export_gguf
+    from edge_llm.export.exporter import export_gguf
+
+    def report(stage: str, done: int, total: int) -> None:
+        progress(f"importing {stage}", done, total)
 
     store = store or ModelStore()
-    size = _require_regular(source).st_size
-    # codes and scales take about what they take in the source; the rest is tokenizer, graph and slack
+    before = _require_regular(source)
+    options = {} if recipe is None else _options(recipe)
     paths.private_dir(store.root)
-    staging.require_space(store.root, size + size // 4 + (32 << 20))
+    # codes and scales take about what they take in the source; the rest is tokenizer, graph and slack
+    staging.require_space(store.root, before.st_size + before.st_size // 4 + (32 << 20))
     try:
         with staging.staging(store.root, name) as folder:
-            manifest = export_gguf(source, folder, name=name, recipe=recipe, progress=progress)
-            if sha256 is not None and manifest.source.sha256 != sha256:
+            export_gguf(source, folder, name=name, source_sha256=sha256, progress=report, **options)
+            if not _unchanged(before, source.stat()):
                 raise IntegrityError(f"{source.name} changed while it was imported", hint="run the same command again")
             require_intact(folder, progress, digests=True)
             staging.publish(folder, store.path(name))
     except OSError as error:
         raise staging.storage_error(error, store.root) from None
     return store.path(name)
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    names = ("sampling", "quality", "kv_type", "license")
+    return {name: getattr(recipe, name) for name in names}
+
+
+def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
+    names = ("st_size", "st_mtime_ns", "st_ino", "st_dev")
+    return all(getattr(before, name) == getattr(after, name) for name in names)
 
 
 def _is_intact(store: ModelStore, name: str) -> bool:

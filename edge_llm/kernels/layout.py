@@ -101,17 +101,77 @@ class LinearCall(IntEnum):
     SCALES = 9
     BIAS = 10
     """float32 [outputs], or 0"""
-    X_CODES = 11
-    """scratch int8 [max_rows, inputs]"""
-    X_SCALES = 12
-    """scratch float32 [max_rows, inputs / 32]"""
-    X_SUMS = 13
-    """scratch float32 [max_rows, inputs / block]: scale times the sum of the codes of each *weight* block"""
+    X_BLOCKS = 11
+    """64-byte aligned scratch of `quantised_bytes(rows, inputs)`: the rows of x as `linear_quantise` leaves them"""
     THREADS = 14
     """threads that may share the work: decides only how it is cut, never the arithmetic"""
     TASKS = 15
     """set by plan: number of tasks; the fields after it belong to the kernel"""
     PRIVATE = 16
+
+
+ROW_TILE = 24
+"""rows of quantised activations that lie together, and that one pass over a group's weights serves"""
+RECORD_WORDS = 12
+"""int32 words of a quantised block of one row: 32 codes, scale, -1.5 * 2^23 * scale, one term a weight block (see `linear`)"""
+
+
+def quantised_bytes(rows: int, inputs: int) -> int:
+    """Bytes of `rows` quantised rows: [rows / ROW_TILE][inputs / 32][ROW_TILE][RECORD_WORDS] int32."""
+    return -(-rows // ROW_TILE) * ROW_TILE * (inputs // ACTIVATION_BLOCK) * RECORD_WORDS * 4
+
+
+class EmbeddingCall(IntEnum):
+    """What `embedding_row` needs: out[row] = scale * weights[ids[row]], from a matrix stored as LinearCall's."""
+
+    IDS = 0
+    """int64 [rows], each in [0, OUTPUTS): the caller checks"""
+    OUT = 1
+    """float32 [rows, inputs]"""
+    ROWS = 2
+    INPUTS = 3
+    OUTPUTS = 4
+    BITS = 5
+    BLOCK = 6
+    HAS_MINIMUM = 7
+    CODES = 8
+    SCALES = 9
+    SCALE = 10
+    """float64 bits"""
+
+
+class NormCall(IntEnum):
+    """What `norm_row` and `add_norm_row` need; groups of `group` elements are normed apart. Buffers must not overlap."""
+
+    X = 0
+    """float32 [rows, width]: x, or the residual"""
+    DELTA = 1
+    """add_norm_row only: float32 [rows, width], added to X"""
+    GAMMA = 2
+    """float32 [group]"""
+    OUT = 3
+    """float32 [rows, width]"""
+    SUM = 4
+    """add_norm_row only: float32 [rows, width], X + DELTA"""
+    ROWS = 5
+    WIDTH = 6
+    GROUP = 7
+    """divides WIDTH"""
+    EPS = 8
+    """float64 bits"""
+
+
+class ActivationCall(IntEnum):
+    """What `activation_row` needs: out[row] = f(gate) * up. Buffers must not overlap."""
+
+    X = 0
+    """float32 [rows, 2 * width]: gate, then up"""
+    OUT = 1
+    """float32 [rows, width]"""
+    ROWS = 2
+    WIDTH = 3
+    KIND = 4
+    """an `Activation`"""
 
 
 class AttentionCall(IntEnum):
@@ -155,6 +215,40 @@ class AttentionCall(IntEnum):
     PRIVATE = 24
 
 
+ATTENTION_MAX_TASKS = 64
+"""most tasks of an `attention` call: each has working memory of its own"""
+_PART_ROWS = 8  # rows whose splits can be tasks of their own; with more rows there is work enough without
+
+
+def attention_offsets(rows: int, heads: int, head_dim: int) -> tuple[int, int, int, int, int, int]:
+    """Where the parts of AttentionCall's scratch begin, 64-byte aligned, for a step of `rows` rows.
+
+    (table of segments, queries, their scales, queries against sinks, running states, working memory of the tasks).
+    """
+    vectors = rows * heads
+    queries = rows * 64  # a record of 8 int64 a segment
+    scales = queries + vectors * 4 * head_dim
+    sinks = scales + (vectors * 2 * 8 + 63) // 64 * 64
+    states = sinks + vectors * 4 * head_dim
+    tasks = states + (vectors * 8 + 63) // 64 * 64
+    return 0, queries, scales, sinks, states, tasks
+
+
+def attention_task_bytes(head_dim: int) -> int:
+    """Working memory of one task: scores, codes and outputs of four vectors and one split, and small things."""
+    return 4 * SPLIT * 4 + 4 * SPLIT * 2 + 4 * head_dim * 4 + 256
+
+
+def attention_scratch_bytes(*, max_rows: int, heads: int, kv_heads: int, head_dim: int, context: int) -> int:
+    """Scratch that any step of up to `max_rows` rows and positions below `context` can use (much of it is rarely touched).
+
+    The last part holds what tasks of single splits leave to be merged; a step that does not fit there is cut by rows only.
+    """
+    parts = _PART_ROWS * heads * (context // SPLIT + 1)
+    tasks = attention_offsets(max_rows, heads, head_dim)[-1]
+    return tasks + ATTENTION_MAX_TASKS * attention_task_bytes(head_dim) + parts * (4 * head_dim + 8) + 64
+
+
 class SampleCall(IntEnum):
     """What `sample_row` needs to choose one token from one row of logits, and what it says back. docs/sampling.md."""
 
@@ -193,7 +287,7 @@ class SampleCall(IntEnum):
     ALTERNATIVE_IDS = 20
     """int32 [alternatives], set: ids by falling raw logit, then rising id"""
     SCRATCH = 21
-    """64-byte aligned scratch of SCRATCH_BYTES >= sample_scratch_bytes(vocab)"""
+    """scratch of SCRATCH_BYTES >= sample_scratch_bytes(vocab), of this call alone while it runs"""
     SCRATCH_BYTES = 22
     TOKEN = 23
     """set: the chosen id"""
@@ -224,13 +318,13 @@ SAMPLE_BLOCK = 64
 
 
 def sample_scratch_bytes(vocab: int) -> int:
-    """Scratch of `sample_row`: five arrays of 4-byte numbers [vocab] and one [blocks], each padded to a block."""
-    blocks = -(-vocab // SAMPLE_BLOCK)
-    return 4 * SAMPLE_BLOCK * (5 * blocks + -(-blocks // SAMPLE_BLOCK))
+    """Scratch of `sample_row`: five arrays of 4-byte numbers [vocab], padded to blocks, and two of one number a block."""
+    blocks = (vocab + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK
+    return 4 * blocks * (5 * SAMPLE_BLOCK + 2)
 
 
 CALL_FIELDS = 64
-"""int64 fields of a LinearCall, AttentionCall or SampleCall record"""
+"""int64 fields of any ...Call record"""
 
 
 class Activation(IntEnum):
@@ -251,11 +345,10 @@ class Workspace(IntEnum):
     THREADS = 1
     CACHE = 2
     """address of the cache descriptor that the session was opened with"""
-    X_CODES = 3
-    X_SCALES = 4
-    X_SUMS = 5
+    X_BLOCKS = 3
+    """scratch of `quantised_bytes(MAX_ROWS, X_INPUTS)`"""
     X_INPUTS = 6
-    """widest `inputs` the three scratch buffers above have room for"""
+    """widest `inputs` of a BlockLinear"""
     ATTENTION_SCRATCH = 7
     ATTENTION_SCRATCH_BYTES = 8
 

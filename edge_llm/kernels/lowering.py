@@ -128,6 +128,22 @@ def dot_bytes(builder: Any, lowering: Lowering, acc: Any, steps: Sequence[tuple[
     return acc
 
 
+def dot_many(
+    builder: Any, lowering: Lowering, accs: Sequence[Any], steps: Sequence[Sequence[tuple[Any, Any]]], *, nibbles: bool
+) -> list[Any]:
+    """`dot_nibbles` or `dot_bytes` for several accumulators at once, `steps[i]` going to `accs[i]`.
+
+    All have equally many steps; they are emitted so that the chains of dependent instructions overlap.
+    """
+    if not _has_vnni(lowering):
+        dot = dot_nibbles if nibbles else dot_bytes
+        return [dot(builder, lowering, acc, own) for acc, own in zip(accs, steps, strict=True)]
+    accs = list(accs)
+    for turn in zip(*steps, strict=True):
+        accs = [_dot_vnni(builder, acc, [step]) for acc, step in zip(accs, turn, strict=True)]
+    return accs
+
+
 def _has_vnni(lowering: Lowering) -> bool:
     return lowering in (AVX512VNNI, AVXVNNI)
 

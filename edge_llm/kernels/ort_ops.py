@@ -126,9 +126,7 @@ def block_linear(op: int, context: int) -> int:
     fields[LinearCall.CODES] = state[Op.FIRST_CONSTANT + 1]
     fields[LinearCall.SCALES] = state[Op.FIRST_CONSTANT + 2]
     fields[LinearCall.BIAS] = state[Op.FIRST_CONSTANT + 3]
-    fields[LinearCall.X_CODES] = workspace[Workspace.X_CODES]
-    fields[LinearCall.X_SCALES] = workspace[Workspace.X_SCALES]
-    fields[LinearCall.X_SUMS] = workspace[Workspace.X_SUMS]
+    fields[LinearCall.X_BLOCKS] = workspace[Workspace.X_BLOCKS]
     fields[LinearCall.THREADS] = workspace[Workspace.THREADS]
     tasks = linear_plan(call)
     if rows < _INLINE_ROWS:

@@ -28,7 +28,12 @@ def philox(
     for _ in range(_ROUNDS):
         product_0 = _MULTIPLIER_0 * c0
         product_1 = _MULTIPLIER_1 * c2
-        c0, c1, c2, c3 = (product_1 >> _HALF) ^ c1 ^ k0, product_1 & _LOW, (product_0 >> _HALF) ^ c3 ^ k1, product_0 & _LOW
+        c0, c1, c2, c3 = (
+            (product_1 >> _HALF) ^ c1 ^ k0,
+            product_1 & _LOW,
+            (product_0 >> _HALF) ^ c3 ^ k1,
+            product_0 & _LOW,
+        )
         k0 = (k0 + _WEYL_0) & _LOW
         k1 = (k1 + _WEYL_1) & _LOW
     return c0, c1, c2, c3
@@ -37,7 +42,5 @@ def philox(
 @numba.njit(error_model="numpy")
 def uniform(seed: np.uint64, counter: np.uint64) -> float:
     """A float64 in [0, 1), a multiple of 2**-53, for `seed` and `counter` (both uint64)."""
-    high, low, _, _ = philox(
-        counter & _LOW, counter >> _HALF, np.uint64(0), np.uint64(0), seed & _LOW, seed >> _HALF
-    )
+    high, low, _, _ = philox(counter & _LOW, counter >> _HALF, np.uint64(0), np.uint64(0), seed & _LOW, seed >> _HALF)
     return float(((high << _HALF) | low) >> np.uint64(11)) * 2.0**-53

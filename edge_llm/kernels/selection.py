@@ -1,4 +1,9 @@
-"""Finding the largest of many numbers without sorting: thresholds on integer keys, by bisection with vectorised passes."""
+"""Finding the largest of many numbers without sorting: thresholds on integer keys, by bisection with vectorised passes.
+
+Arrays hold the int32 bits of float32 numbers; a key orders bits as the numbers are ordered. Numbers are taken in blocks of SAMPLE_BLOCK whose maxima are known, so that a pass leaves out blocks it does not concern.
+Loops that start inside an array run over unsigned indices: numba then leaves out the test for negative ones, which would
+keep them from being vectorised.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +25,13 @@ _LEAST = np.int32(-(2**31))
 
 @_jit
 def key_of(bits: int) -> int:
-    """The int32 that orders as the float32 of these int32 `bits` does; -0.0 and 0.0 are one."""
+    """The int32 that orders as the float32 of these int32 `bits` does; -0.0 and 0.0 are one. The bits of a key, as well."""
     return np.int32(bits if bits >= 0 else _LEAST - bits)
 
 
 @_jit
 def scan(bits: Any, n: int, maxima: Any) -> tuple[int, int]:
-    """Lowest and highest key of `bits` [n]; `maxima` gets the highest of each block of SAMPLE_BLOCK."""
+    """Lowest and highest key of `bits` [n]; `maxima` gets the bits of the largest of each block."""
     lowest = highest = key_of(bits[0])
     for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
         top = _LEAST
@@ -34,16 +39,16 @@ def scan(bits: Any, n: int, maxima: Any) -> tuple[int, int]:
             key = key_of(bits[i])
             top = max(top, key)
             lowest = min(lowest, key)
-        maxima[block] = top
+        maxima[block] = key_of(top)
         highest = max(highest, top)
     return lowest, highest
 
 
 @_jit
 def first_of(bits: Any, n: int, maxima: Any, key: int) -> int:
-    """The lowest index that holds `key`, the highest key that `scan` found."""
+    """The lowest index that holds `key`, the highest one that `scan` found."""
     block = 0
-    while maxima[block] != key:
+    while key_of(maxima[block]) != key:
         block += 1
     i = block * SAMPLE_BLOCK
     while i < n - 1 and key_of(bits[i]) != key:
@@ -52,50 +57,62 @@ def first_of(bits: Any, n: int, maxima: Any, key: int) -> int:
 
 
 @_jit
-def count_from(keys: Any, n: int, threshold: int) -> int:
-    """How many of `keys` [n] are at or above `threshold`."""
+def count_from(bits: Any, n: int, threshold: int) -> int:
+    """How many of `bits` [n] have a key at or above `threshold`."""
     least = np.int32(threshold)
     found = np.int32(0)
     for i in range(n):
-        found = np.int32(found + (keys[i] >= least))
+        found = np.int32(found + (key_of(bits[i]) >= least))
     return found
 
 
 @_jit_any_order
-def mass_from(weights: Any, n: int, threshold: int) -> int:
+def _block_mass(weights: Any, start: int, stop: int, least: np.float32) -> float:
+    mass = 0.0
+    for i in range(np.uint64(start), np.uint64(stop)):
+        mass += np.float64(weights[i]) if weights[i] >= least else 0.0
+    return mass
+
+
+@_jit
+def mass_from(weights: Any, n: int, maxima: Any, threshold: int) -> int:
     """Sum of those `weights` [n], whole float32 numbers, whose key is at or above `threshold`."""
     least = np.int32(threshold).view(np.float32)
-    total = 0.0
-    for i in range(n):
-        total += np.float64(weights[i]) if weights[i] >= least else 0.0
-    return np.int64(total)
+    mass = 0.0
+    for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
+        if maxima[block] >= threshold:
+            mass += _block_mass(weights, block * SAMPLE_BLOCK, min(n, (block + 1) * SAMPLE_BLOCK), least)
+    return np.int64(mass)
 
 
 @_jit
-def gather(bits: Any, n: int, low: int, high: int, keys: Any, ids: Any) -> int:
-    """Put keys and indices of those in [low, high) into `keys` and `ids` [n], by rising index; gives how many."""
-    found = 0
-    for start in range(0, n, SAMPLE_BLOCK):
-        first, stop = np.uint64(start), np.uint64(min(n, start + SAMPLE_BLOCK))
-        top = _LEAST
-        for i in range(first, stop):
-            top = max(top, key_of(bits[i]))
-        if top >= low:
-            for i in range(first, stop):  # always written, counted if wanted: no branch to guess wrong
+def gather(bits: Any, n: int, maxima: Any, low: int, high: int, band: Any, ids: Any) -> int:
+    """Put bits and indices of those with a key in [low, high) into `band` and `ids`, by rising index; gives how many.
+
+    `band` may be `bits` itself.
+    """
+    found = np.uint64(0)
+    for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
+        if key_of(maxima[block]) >= low:
+            for i in range(np.uint64(block * SAMPLE_BLOCK), np.uint64(min(n, (block + 1) * SAMPLE_BLOCK))):
                 key = key_of(bits[i])
-                keys[found] = key
-                ids[found] = i
-                found += (key >= low) & (key < high)
-    return found
+                ids[found] = i  # always written, counted if wanted: no branch to guess wrong
+                found += np.uint64((key >= low) & (key < high))
+    for j in range(found):
+        band[j] = bits[ids[j]]
+    return np.int64(found)
 
 
 @_jit
-def narrow_count(keys: Any, n: int, low: int, high: int, need: int) -> tuple[int, int]:
-    """The highest key that at least `need` of `keys` [n] reach, and how many exceed it. All `need` reach `low`, none `high`."""
+def narrow_count(bits: Any, n: int, low: int, high: int, need: int, width: int) -> tuple[int, int]:
+    """Bisect [low, high) until it is at most `width`: `need` of `bits` [n] have keys from `low` on, fewer from `high` on.
+
+    Gives `low` anew and how many have keys from the new `high` on, there being none from the given one on.
+    """
     above = 0
-    while high - low > 1:
+    while high - low > width:
         middle = low + (high - low) // 2
-        found = count_from(keys, n, middle)
+        found = count_from(bits, n, middle)
         if found >= need:
             low = middle
         else:
@@ -105,7 +122,9 @@ def narrow_count(keys: Any, n: int, low: int, high: int, need: int) -> tuple[int
 
 
 @_jit
-def narrow_mass(weights: Any, n: int, low: int, high: int, need: int, above: int, width: int) -> tuple[int, int, int]:
+def narrow_mass(
+    weights: Any, n: int, maxima: Any, low: int, high: int, need: int, above: int, width: int
+) -> tuple[int, int, int]:
     """Bisect [low, high) until it is at most `width`: the weights from `low` on sum to `need`, those from `high` on do not.
 
     `above` is the sum of weights from `high` on, which are not among `weights` [n]. Gives low, high and above anew.
@@ -113,7 +132,7 @@ def narrow_mass(weights: Any, n: int, low: int, high: int, need: int, above: int
     beyond = above
     while high - low > width:
         middle = low + (high - low) // 2
-        mass = beyond + mass_from(weights, n, middle)
+        mass = beyond + mass_from(weights, n, maxima, middle)
         if mass >= need:
             low = middle
         else:
@@ -123,22 +142,26 @@ def narrow_mass(weights: Any, n: int, low: int, high: int, need: int, above: int
 
 
 @_jit
-def largest(bits: Any, n: int, maxima: Any, highest: int, k: int, band: Any, band_ids: Any, ids: Any) -> None:
-    """Put the indices of the `k` < n largest into `ids`, by rising index; at the cut-off the lowest indices are kept.
+def largest(bits: Any, n: int, maxima: Any, highest: int, k: int, band: Any, ids: Any) -> None:
+    """Put bits and indices of the `k` < n largest into `band` and `ids` [n], by rising index.
 
-    `maxima` and `highest` are those of `scan`; `band`, `band_ids` int32 [n] are scratch.
+    Of those that are equal at the cut-off the lowest indices are kept. `maxima` and `highest` are those of `scan`.
     """
     blocks = (n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK
-    low = -INFINITY_KEY
     if k < blocks:  # k blocks hold at least one number each at or above the k-th largest maximum
-        low, _ = narrow_count(maxima, blocks, low, highest + 1, k)
-    size = gather(bits, n, low, highest + 1, band, band_ids)
-    cut, above = narrow_count(band, size, low, highest + 1, k)
+        low, _ = narrow_count(maxima, blocks, -INFINITY_KEY, highest + 1, k, 1)
+    else:
+        low, _ = narrow_count(bits, n, -INFINITY_KEY, highest + 1, k, 1 << 22)
+    size = gather(bits, n, maxima, low, highest + 1, band, ids)
+    cut, above = narrow_count(band, size, low, highest + 1, k, 1)
     ties = k - above
     kept = 0
     for j in range(size):
-        if band[j] < cut or (band[j] == cut and ties == 0):
+        key = key_of(band[j])
+        if key < cut or (key == cut and ties == 0):
             continue
-        ties -= band[j] == cut
-        ids[kept] = band_ids[j]
+        ties -= key == cut
+        band[kept], ids[kept] = band[j], ids[j]
         kept += 1
+        if kept == k:
+            break

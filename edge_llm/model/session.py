@@ -15,13 +15,14 @@ import numpy as np
 
 from edge_llm.errors import SessionError
 from edge_llm.kernels.layout import (
-    ACTIVATION_BLOCK,
     CACHE_MAGIC,
     LAYER_FIELDS,
     WORKSPACE_FIELDS,
     Cache,
     Workspace,
     attention_scratch_bytes,
+    quantised_bytes,
+    quantised_bytes,
 )
 from edge_llm.model.custom_ops import Kernels, SessionOps
 from edge_llm.model.graph_check import check_graph
@@ -187,21 +188,17 @@ class Session:
         scratch = attention_scratch_bytes(
             max_rows=rows, heads=size.heads, kv_heads=size.kv_heads, head_dim=size.head_dim, context=int(self._cache[Cache.CONTEXT])
         )
-        codes = aligned_zeros(rows * inputs)
-        scales = aligned_zeros(4 * rows * inputs // ACTIVATION_BLOCK)
-        sums = aligned_zeros(4 * rows * inputs // 16)  # weight blocks may be as short as 16 inputs
+        blocks = aligned_zeros(quantised_bytes(rows, inputs))
         attention = aligned_zeros(scratch)
         workspace = np.zeros(WORKSPACE_FIELDS, np.int64)
         workspace[Workspace.MAX_ROWS] = rows
         workspace[Workspace.THREADS] = threads
         workspace[Workspace.CACHE] = self._cache.ctypes.data
-        workspace[Workspace.X_CODES] = codes.ctypes.data
-        workspace[Workspace.X_SCALES] = scales.ctypes.data
-        workspace[Workspace.X_SUMS] = sums.ctypes.data
+        workspace[Workspace.X_BLOCKS] = blocks.ctypes.data
         workspace[Workspace.X_INPUTS] = inputs
         workspace[Workspace.ATTENTION_SCRATCH] = attention.ctypes.data
         workspace[Workspace.ATTENTION_SCRATCH_BYTES] = scratch
-        return workspace, [codes, scales, sums, attention]
+        return workspace, [blocks, attention]
 
     def _create(self, graph: Path, threads: int) -> tuple[int, int]:
         api = self._api

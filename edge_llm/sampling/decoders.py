@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from edge_llm.messages import FinishReason
-from edge_llm.sampling.sampler import Sampled, Sampler
+from edge_llm.sampling.sampler import Sampled, SequenceSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Decoder(Protocol):
 class SampledDecoder:
     """One token a step, drawn with the counter of its own index; temperature 0 makes it greedy."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: SequenceSampler) -> None:
         self._sampler = sampler
         self._index = 0
 

@@ -33,9 +33,13 @@ def test_a_staging_folder_is_private_and_goes_away(tmp_path: Path) -> None:
 
 
 def test_it_goes_away_when_the_work_fails(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), staging.lock(tmp_path, "m"), staging.staging(tmp_path, "m") as folder:
-        (folder / "a").write_text("1")
-        raise KeyboardInterrupt
+    def fail() -> None:
+        with staging.lock(tmp_path, "m"), staging.staging(tmp_path, "m") as folder:
+            (folder / "a").write_text("1")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 

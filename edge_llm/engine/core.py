@@ -1,0 +1,214 @@
+"""EngineCore: the synchronous engine. One thread calls `step`; it plans, runs, selects, commits and emits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from edge_llm.cache.kv_cache import KVCache
+from edge_llm.config import EngineConfig
+from edge_llm.engine.intake import Intake
+from edge_llm.engine.request import Request
+from edge_llm.engine.scheduler import ChunkPolicy, Plan, QueueLimits, Scheduler, Share
+from edge_llm.engine.sequence import Emit, Sequence
+from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
+from edge_llm.messages import Event, FinishReason, PromptProgress
+from edge_llm.model.step import Step
+from edge_llm.sampling.decoders import Selection
+
+Chosen = list[tuple[Share, Selection | None]]
+"""what each sequence of a step chose; None where a prompt goes on"""
+
+
+class StepSession(Protocol):
+    """What the engine asks of a model."""
+
+    max_rows: int
+
+    def forward(self, step: Step) -> np.ndarray:
+        """float32 [step.logit_rows, vocab], valid until the next call. Raises `SessionError`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineCore:
+    """A session, its cache and the sequences that use them.
+
+    `prepare` and `enqueue` may be called from any thread, all else from the one that runs the steps. Each sequence that
+    was enqueued ends exactly once: with `Finished`, or with an error.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: StepSession,
+        cache: KVCache,
+        intake: Intake,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.intake = intake
+        self.cache = cache
+        self._session = session
+        self._clock = clock
+        self._scheduler = Scheduler(
+            slots=cache.slots,
+            max_rows=session.max_rows,
+            chunks=ChunkPolicy(config.max_chunk, config.mixed_chunk),
+            limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._scheduler) > 0
+
+    def prepare(self, request: Request, emit: Emit) -> Sequence:
+        """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
+        return self.intake.sequence(request, emit, self._clock)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a prepared sequence take part in the steps. Raises `QueueFullError`."""
+        self._scheduler.enqueue(sequence)
+
+    def step(self) -> None:
+        """Compute one step and tell its results; nothing if there is no work.
+
+        A request that fails ends alone. If the session fails, all requests of the step end with its `SessionError`.
+        """
+        plan = self._plan()
+        if not plan.shares:
+            return
+        try:
+            logits = self._session.forward(plan.step)
+        except SessionError as error:
+            self._fail_step(plan, error)
+            return
+        chosen = self._select(plan, logits)
+        self._commit(chosen)
+        self._emit(chosen)
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """End what is left, cancelled or with the `failure` that stopped the engine; then free the model."""
+        for sequence in self._scheduler.sequences:
+            if failure is None:
+                self._finish(sequence, FinishReason.CANCELLED)
+            else:
+                error = EngineStoppedError(f"the engine has stopped: {failure!r}")
+                error.__cause__ = failure
+                self._end(sequence, error)
+        self._session.close()
+        self.cache.close()
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` unless slots, lengths and sequences agree."""
+        self.cache.check_integrity()
+        running = [sequence for sequence in self._scheduler.sequences if sequence.slot is not None]
+        if len(running) != self.cache.slots - self.cache.free_slots:
+            raise AssertionError(f"{len(running)} sequences run, but {self.cache.free_slots} slots are free")
+        for sequence in running:
+            assert sequence.slot is not None
+            if self.cache.length(sequence.slot) != sequence.committed:
+                raise AssertionError(f"slot {sequence.slot} and its sequence disagree about the committed rows")
+
+    # --- the parts of a step ---
+
+    def _plan(self) -> Plan:
+        for sequence in self._scheduler.sequences:
+            if sequence.cancelled:
+                self._finish(sequence, FinishReason.CANCELLED)
+        self._scheduler.admit(self.cache.acquire, self._clock())
+        return self._scheduler.plan()
+
+    def _select(self, plan: Plan, logits: np.ndarray) -> Chosen:
+        """Ask each decoder that got logits; one that fails leaves the step."""
+        chosen: Chosen = []
+        row = 0
+        for share in plan.shares:
+            count = share.segment.logit_rows
+            selection = None
+            if count:
+                try:
+                    selection = share.sequence.decoder.select(logits[row : row + count])
+                    assert len(selection.accepted) <= count, "more tokens accepted than there were logits"
+                except Exception as error:
+                    self._fail(share.sequence, error)
+                    continue
+                finally:
+                    row += count
+            chosen.append((share, selection))
+        return chosen
+
+    def _commit(self, chosen: Chosen) -> None:
+        """Keep the rows that count: all but those of drafts that were not accepted."""
+        now = self._clock()
+        for share, selection in chosen:
+            sequence = share.sequence
+            rows = share.segment.rows - share.drafts
+            if selection is not None and selection.accepted:
+                rows += len(selection.accepted) - 1
+                sequence.ids.extend(token.token_id for token in selection.accepted)
+                sequence.ids.extend(selection.forced)
+                sequence.marks.token(now)
+            assert sequence.slot is not None
+            self.cache.commit(sequence.slot, rows)
+            sequence.committed += rows
+
+    def _emit(self, chosen: Chosen) -> None:
+        for share, selection in chosen:
+            sequence = share.sequence
+            if share.segment.position < sequence.prompt_tokens:
+                done = min(sequence.committed, sequence.prompt_tokens)
+                sequence.emit(PromptProgress(done, sequence.prompt_tokens))
+            if selection is None:
+                continue
+            try:
+                delta = sequence.stream.feed(selection)
+            except Exception as error:
+                self._fail(sequence, error)
+                continue
+            if delta is not None:
+                sequence.emit(delta)
+            if sequence.stream.finish is not None:
+                self._finish(sequence, sequence.stream.finish)
+
+    # --- ends ---
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End with `Finished`, after the text that was held back."""
+        try:
+            delta = sequence.stream.flush()
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        if delta is not None:
+            sequence.emit(delta)
+        self._end(sequence, sequence.finished(reason, self._clock()))
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End one request with its error; others go on."""
+        if not isinstance(error, EdgeLLMError):
+            cause = error
+            error = GenerationError(f"the request failed: {cause!r}")
+            error.__cause__ = cause
+        self._end(sequence, error)
+
+    def _fail_step(self, plan: Plan, error: SessionError) -> None:
+        for share in plan.shares:
+            # an error of its own for each reader: a raised one collects its raiser's traceback
+            own = SessionError(str(error), hint=error.hint)
+            own.__cause__ = error
+            self._end(share.sequence, own)
+
+    def _end(self, sequence: Sequence, last: Event | EdgeLLMError) -> None:
+        """The one way out: the slot is free before the reader hears of it."""
+        assert not sequence.ended
+        sequence.ended = True
+        self._scheduler.remove(sequence, self._clock())
+        if sequence.slot is not None:
+            self.cache.release(sequence.slot)
+            sequence.slot = None
+        sequence.emit(last)

@@ -1,0 +1,161 @@
+"""A rendered prompt that knows which of its characters the template wrote and which came from the conversation.
+
+Content is never control: only text that the template itself wrote may become a control token. So text is followed
+through the template, character by character, by a string of the same length whose characters say where each came from.
+An operation that does not keep this record yields plain `str`, which counts as content: losing it is safe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self, SupportsIndex
+
+from edge_llm.messages import Message
+
+CONTENT = "\0"
+"""origin of text that somebody said, or that nobody knows the origin of"""
+SCAFFOLD = "\1"
+"""origin of text that the template wrote: the only one that may hold control tokens"""
+FIRST_REPLAY = 2
+"""chr(FIRST_REPLAY + k) is the origin of the content of the k-th message that carries token ids"""
+
+
+_RUN = re.compile(r"(.)\1*", re.DOTALL)
+
+
+class PromptText(str):
+    """A `str` that remembers the origin of each of its characters, and keeps it through what templates do with text."""
+
+    __slots__ = ("origins",)
+    origins: str
+
+    def __new__(cls, text: str, origins: str) -> Self:
+        made = super().__new__(cls, text)
+        made.origins = origins
+        return made
+
+    @classmethod
+    def of(cls, text: str, origin: str) -> Self:
+        return cls(text, origin * len(text))
+
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> PromptText:
+        return concat((self, other))
+
+    def __radd__(self, other: str) -> PromptText:
+        return concat((other, self))
+
+    def __mul__(self, count: SupportsIndex) -> PromptText:
+        return PromptText(str.__mul__(self, count), self.origins * count)
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, key: SupportsIndex | slice) -> PromptText:
+        return PromptText(str.__getitem__(self, key), self.origins[key])
+
+    def _cut(self, start: int, length: int) -> PromptText:
+        return self[start : start + length]
+
+    def _cut_each(self, pieces: Iterable[str], gap: int) -> list[Any]:
+        """The pieces of a split, which follow each other with `gap` characters between them."""
+        cuts = []
+        start = 0
+        for piece in pieces:
+            cuts.append(self._cut(start, len(piece)))
+            start += len(piece) + gap
+        return cuts
+
+    def _find_each(self, pieces: Iterable[str]) -> list[Any]:
+        """The pieces of a split at white space, which no piece begins with."""
+        cuts = []
+        start = 0
+        for piece in pieces:
+            start = self.find(piece, start)
+            cuts.append(self._cut(start, len(piece)))
+            start += len(piece)
+        return cuts
+
+    def lstrip(self, chars: str | None = None, /) -> PromptText:
+        kept = len(str.lstrip(self, chars))
+        return self._cut(len(self) - kept, kept)
+
+    def rstrip(self, chars: str | None = None, /) -> PromptText:
+        return self._cut(0, len(str.rstrip(self, chars)))
+
+    def strip(self, chars: str | None = None, /) -> PromptText:
+        return self.rstrip(chars).lstrip(chars)
+
+    def removeprefix(self, prefix: str, /) -> PromptText:
+        return self[len(prefix) :] if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> PromptText:
+        return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        pieces = str.split(self, sep, maxsplit)
+        return self._find_each(pieces) if sep is None else self._cut_each(pieces, len(sep))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        pieces = str.rsplit(self, sep, maxsplit)
+        return self._find_each(pieces) if sep is None else self._cut_each(pieces, len(sep))
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        if not old:
+            return str.replace(self, old, new, count)
+        return join(new, self.split(old, count))
+
+    def upper(self) -> str:
+        return self._recased(str.upper(self))
+
+    def lower(self) -> str:
+        return self._recased(str.lower(self))
+
+    def title(self) -> str:
+        return self._recased(str.title(self))
+
+    def capitalize(self) -> str:
+        return self._recased(str.capitalize(self))
+
+    def _recased(self, text: str) -> str:
+        return PromptText(text, self.origins) if len(text) == len(self) else text
+
+
+def origins_of(text: str) -> str:
+    return text.origins if isinstance(text, PromptText) else CONTENT * len(text)
+
+
+def concat(parts: Iterable[str]) -> PromptText:
+    """The parts in a row, each character with its origin."""
+    parts = list(parts)
+    return PromptText("".join(parts), "".join(map(origins_of, parts)))
+
+
+def join(separator: str, parts: Iterable[str]) -> PromptText:
+    """As `separator.join(parts)`, each character with its origin."""
+    parts = list(parts)
+    return PromptText(str.join(separator, parts), origins_of(separator).join(map(origins_of, parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """The text of a prompt, and as many characters that say where each came from (CONTENT, SCAFFOLD, or a replay).
+
+    `replays` are the messages that carry token ids. Nothing is hidden in `text`: it is what the model is shown.
+    """
+
+    text: str
+    origins: str = field(repr=False)
+    replays: tuple[Message, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.text) != len(self.origins):
+            raise ValueError("each character needs one origin")
+
+    def runs(self) -> Iterator[tuple[int, int, str]]:
+        """(start, end, origin) of each longest run of one origin, in order."""
+        for run in _RUN.finditer(self.origins):
+            yield run.start(), run.end(), run[1]

@@ -1,0 +1,331 @@
+"""Jinja's sandbox, made safe for time and memory too: the only place that imports jinja2.
+
+A template is parsed by Jinja, checked node by node against a list of what chat templates need, and rewritten so that
+each operation that could run long or grow goes through `Library` and its budget: loops and macros count their steps,
+comparisons, slices, concatenations, lists and literals become calls. Jinja then compiles and runs the rest as always.
+Literals become texts of origin SCAFFOLD, so that the output knows what the template wrote (see prompt.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from itertools import islice
+from typing import Any, NoReturn
+
+from jinja2 import nodes, pass_context
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.exceptions import TemplateError as JinjaError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.lexer import TokenStream
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from edge_llm.errors import TemplateError
+from edge_llm.text.prompt import SCAFFOLD, PromptText
+from edge_llm.text.template_budget import MAX_CALL_DEPTH, MAX_ITEMS, Budget
+from edge_llm.text.template_library import Library, Method, refused
+
+MAX_SOURCE_BYTES = 256 << 10
+MAX_LEXED = 40_000
+MAX_NODES = 20_000
+MAX_DEPTH = 100
+MAX_NAMES = 256
+
+_LOOP_ATTRIBUTES = frozenset(
+    "cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
+)
+_ALLOWED_NODES: frozenset[type[nodes.Node]] = frozenset(
+    getattr(nodes, name)
+    for name in (
+        "Add And Assign AssignBlock Break Call CallBlock Compare Concat CondExpr Const Continue Dict Div Filter FilterBlock "
+        "FloorDiv For Getattr Getitem If Keyword List Macro Mod Mul NSRef Name Neg Not Operand Or Output Pair Pos Pow Scope "
+        "Slice Sub Template TemplateData Test Tuple With"
+    ).split()
+)
+_SAME_TESTS = (
+    "boolean defined false float integer iterable mapping none number sameas sequence string true undefined".split()
+)
+_COMPARING_TESTS = {
+    "eq": "eq ==  equalto",
+    "ne": "ne !=",
+    "gt": "gt > greaterthan",
+    "gteq": "ge >=",
+    "lt": "lt < lessthan",
+    "lteq": "le <=",
+    "in": "in",
+}
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model said, for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """One template, compiled once. `render` may be called by several threads; they take turns.
+
+    Raises `TemplateError` if the source is too large, broken, or uses what is not allowed.
+    """
+
+    intercepted_binops = frozenset("+ - * / // % **".split())
+
+    def __init__(self, source: str, functions: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, LoopControlExtension],
+            optimized=False,
+            cache_size=0,
+        )
+        if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+            raise TemplateError(f"the chat template is larger than {MAX_SOURCE_BYTES} bytes")
+        self.finalize = self._finalize
+        self.library = Library(Undefined)
+        self._literals: list[PromptText] = []
+        self._functions = {"range": self._range, "namespace": Namespace, **functions}
+        self._lock = threading.Lock()
+        self.globals = dict(self._functions)
+        self._add_operations()
+        try:
+            tree = self.parse(source)
+            self.reads = frozenset(find_undeclared_variables(tree)) - self.globals.keys()
+            _check(tree)
+            tree = _Rewrite(self._literals).visit(tree)
+            self._template = self.template_class.from_code(self, self.compile(tree), self.globals)
+        except TemplateError:
+            raise
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"line {error.lineno} of the chat template: {_line(error)}") from None
+        except (JinjaError, SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+            raise TemplateError(f"the chat template cannot be compiled: {_line(error)}") from None
+
+    def render(self, variables: Mapping[str, Any], budget: Budget) -> PromptText:
+        """The text that the template makes of `variables`. Raises `TemplateError`."""
+        with self._lock:
+            self.library.budget = budget
+            try:
+                return self.concat(self._template.root_render_func(self._template.new_context(dict(variables))))
+            except TemplateError:
+                raise
+            except RecursionError:
+                raise TemplateError("the chat template nests too deeply") from None
+            except Exception as error:  # whatever a hostile template finds, it is the template's fault
+                raise TemplateError(
+                    f"the chat template failed: {_line(error)}",
+                    hint="the template may not support this kind of conversation",
+                ) from None
+
+    def _tokenize(
+        self, source: str, name: str | None, filename: str | None = None, state: str | None = None
+    ) -> TokenStream:
+        """As Jinja's, but it stops at MAX_LEXED."""
+        tokens = islice(self.lexer.tokeniter(source, name, filename, state), MAX_LEXED + 1)
+        counted = (token if count < MAX_LEXED else _too_large() for count, token in enumerate(tokens))
+        return TokenStream(self.lexer.wrap(counted, name, filename), name, filename)
+
+    def _add_operations(self) -> None:
+        """What templates may name, and, under names that no template can write, what `_Rewrite` puts in."""
+        library = self.library
+        self.tests = library.tests = {name: TESTS[name] for name in _SAME_TESTS}
+        self.tests |= {
+            name: _comparing(library, key) for key, names in _COMPARING_TESTS.items() for name in names.split()
+        }
+        self.tests["divisibleby"] = lambda value, number: library.arithmetic("%", value, number) == 0
+        self.tests["even"] = lambda value: library.arithmetic("%", value, 2) == 0
+        self.tests["odd"] = lambda value: library.arithmetic("%", value, 2) == 1
+        self.filters = library.filters | {
+            "~": library.concat,
+            "[:]": library.slice,
+            "[]": library.collect,
+            "{}": library.scalar,
+            "''": self._literals.__getitem__,
+            "++": self._tick,
+            **{f"?{operation}": _comparing(library, operation) for operation in (*_COMPARING_TESTS, "notin")},
+        }
+
+    # -- what compiled code calls
+
+    def concat(self, texts: Iterable[str]) -> PromptText:  # type: ignore[override]
+        return self.library.concat_texts(list(texts))
+
+    @pass_context
+    def _finalize(self, _context: Context, value: Any) -> str:
+        """The text of a printed value. (Asking for the context keeps Jinja from evaluating it while compiling.)"""
+        return self.library.string(value)
+
+    def _tick(self, cost: int) -> bool:
+        self.library.budget.step(cost)
+        return True
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        return self.library.arithmetic(operator, left, right)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, Undefined):
+            obj._fail_with_undefined_error()
+        if isinstance(obj, LoopContext):
+            if attribute not in _LOOP_ATTRIBUTES:
+                raise refused(f"loop.{attribute}")
+            return getattr(obj, attribute)
+        if isinstance(obj, Namespace):
+            missing = self.undefined(obj=obj, name=attribute)
+            return missing if attribute.startswith("_") else getattr(obj, attribute, missing)
+        return self.library.attribute(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, LoopContext | Namespace | Undefined):
+            return self.getattr(obj, str(argument))
+        return self.library.item(obj, argument)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        budget = self.library.budget
+        budget.step(4)
+        if isinstance(obj, Macro | LoopContext):
+            if budget.depth >= MAX_CALL_DEPTH:
+                raise TemplateError("the chat template nests too many calls")
+            budget.depth += 1
+            try:
+                return context.call(obj, *args, **kwargs)
+            finally:
+                budget.depth -= 1
+        kwargs.pop("_loop_vars", None)
+        kwargs.pop("_block_vars", None)
+        if isinstance(obj, Method):
+            return self.library.invoke(obj, args, kwargs)
+        if (
+            any(obj is function for function in self._functions.values())
+            or getattr(obj, "__func__", None) is LoopContext.cycle
+        ):
+            return obj(*args, **kwargs)
+        if isinstance(obj, Undefined):
+            obj._fail_with_undefined_error()
+        raise refused(f"a call of a {type(obj).__name__}")
+
+    def _range(self, *bounds: int) -> range:
+        made = range(*bounds)
+        if len(made) > MAX_ITEMS:
+            raise refused(f"a range of more than {MAX_ITEMS}")
+        return made
+
+
+class _Rewrite(NodeTransformer):
+    """Puts the budget's operations in place of what Jinja would compile to plain Python. Fills `literals`."""
+
+    def __init__(self, literals: list[PromptText]) -> None:
+        self._literals = literals
+
+    def visit_Template(self, node: nodes.Template) -> nodes.Node:
+        return self._counted(node)
+
+    visit_Macro = visit_CallBlock = visit_Template
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        count = _call("++", node, nodes.Const(_cost(node.test))) if node.test else None
+        self._counted(node)
+        if count:
+            node.test = nodes.And(count, node.test, lineno=node.lineno)
+        return node
+
+    def _counted(self, node: Any) -> nodes.Node:
+        """A body that pays for its statements each time it is run."""
+        cost = sum(map(_cost, node.body))
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_call("++", node, nodes.Const(cost)), lineno=node.lineno))
+        return node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        return self._literal(node, node.value) if isinstance(node.value, str) else node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        return self._literal(node, node.data)
+
+    def _literal(self, node: nodes.Node, text: str) -> nodes.Node:
+        self._literals.append(PromptText.of(text, SCAFFOLD))
+        return _call("''", node, nodes.Const(len(self._literals) - 1))
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("~", node, *node.nodes)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        left, tests = node.expr, []
+        for operand in node.ops:
+            tests.append(_call(f"?{operand.op}", node, left, operand.expr))
+            left = operand.expr
+        return reduce(lambda one, other: nodes.And(one, other, lineno=node.lineno), tests)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        return _call("[:]", node, node.node, *(bound or nodes.Const(None) for bound in bounds))
+
+    def visit_List(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return node if getattr(node, "ctx", "load") == "store" else _call("[]", node, node)
+
+    visit_Tuple = visit_Dict = visit_List
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _call("{}", node, node.key)
+        return node
+
+
+def _call(operation: str, at: nodes.Node, first: nodes.Expr, *rest: nodes.Expr) -> nodes.Expr:
+    """A call of one of our operations, as a filter: compiled code calls filters directly."""
+    return nodes.Filter(first, operation, list(rest), [], None, None, lineno=at.lineno)
+
+
+def _comparing(library: Library, operation: str) -> Callable[[Any, Any], bool]:
+    return lambda left, right: library.compare(operation, left, right)
+
+
+def _cost(node: nodes.Node) -> int:
+    """Nodes under `node`, without the bodies that pay for themselves."""
+    if isinstance(node, nodes.For | nodes.Macro):
+        return 1
+    return 1 + sum(map(_cost, node.iter_child_nodes()))
+
+
+def _check(tree: nodes.Template) -> None:
+    """Refuses what chat templates do not need, and trees that would take long to compile."""
+    count = 0
+    names = set()
+    pending: list[tuple[nodes.Node, int]] = [(tree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        count += 1
+        if count > MAX_NODES or depth > MAX_DEPTH or len(names) > MAX_NAMES:
+            _too_large()
+        if type(node) not in _ALLOWED_NODES:
+            raise refused(f"{{% {type(node).__name__.lower()} %}} in line {node.lineno}")
+        if getattr(node, "dyn_args", None) or getattr(node, "dyn_kwargs", None):
+            raise refused(f"* or ** in a call in line {node.lineno}")
+        if isinstance(node, nodes.Name):
+            names.add(node.name)
+        pending.extend((child, depth + 1) for child in node.iter_child_nodes())
+
+
+def _too_large() -> NoReturn:
+    raise TemplateError("the chat template is too long or too deeply nested")
+
+
+def _line(error: BaseException) -> str:
+    """An error's text on one line, shortened."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

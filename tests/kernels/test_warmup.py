@@ -1,0 +1,125 @@
+"""The kept object code is used when it fits and is a miss when it does not; a start never fails for its sake."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_llm.errors import KernelError
+from edge_llm.kernels import warmup
+
+FILE = "kernels.bin"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the compiled entries of one small module."""
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warmup, "ENTRY_MODULES", ("elementwise",))
+        library = warmup._compile(folder, None)
+        assert not library.from_cache
+        yield folder
+
+
+def normalise(library: warmup.KernelLibrary) -> np.ndarray:
+    """Run an entry by its address."""
+    from edge_llm.kernels.layout import CALL_FIELDS, NormCall
+
+    x, out = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    gamma = np.ones(32, np.float32)
+    call = np.zeros(CALL_FIELDS, np.int64)
+    for field, value in {
+        NormCall.X: x.ctypes.data,
+        NormCall.OUT: out.ctypes.data,
+        NormCall.GAMMA: gamma.ctypes.data,
+        NormCall.ROWS: 1,
+        NormCall.WIDTH: 32,
+        NormCall.GROUP: 32,
+        NormCall.EPS: np.float64(1e-5).view(np.int64),
+    }.items():
+        call[field] = value
+    ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(library.address("norm_row"))(call.ctypes.data, 0)
+    return out
+
+
+def test_loaded_code_computes(kept: Path) -> None:
+    library = warmup._load(kept)
+    assert library is not None
+    assert library.from_cache
+    x = np.arange(32)
+    assert normalise(library) == pytest.approx(x / np.sqrt((x**2).mean() + 1e-5), rel=1e-5)
+
+
+def test_an_unknown_kernel_is_named(kept: Path) -> None:
+    library = warmup._load(kept)
+    assert library is not None
+    with pytest.raises(KernelError, match="'nothing'"):
+        library.address("nothing")
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "flip first", "flip middle", "flip last", "longer", "missing"])
+def test_damaged_code_is_a_miss(kept: Path, tmp_path: Path, damage: str) -> None:
+    data = bytearray((kept / FILE).read_bytes())
+    places = {"flip first": 0, "flip middle": len(data) // 2, "flip last": len(data) - 1}
+    if damage in places:
+        data[places[damage]] ^= 1
+    elif damage == "empty":
+        data.clear()
+    elif damage == "half":
+        del data[len(data) // 2 :]
+    elif damage == "longer":
+        data += b"x"
+    if damage != "missing":
+        (tmp_path / FILE).write_bytes(data)
+    assert warmup._load(tmp_path) is None
+
+
+def test_old_libraries_are_swept(tmp_path: Path) -> None:
+    for i in range(8):
+        (tmp_path / f"{i}").mkdir()
+        os.utime(tmp_path / f"{i}", (i, i))
+    current = tmp_path / "0"
+    warmup._sweep(current)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "4", "5", "6", "7"]
+
+
+# What a start must survive (known faults B30): each with one warning at most, and the same code.
+ENVIRONMENTS = {
+    "no home": {"HOME": "/nonexistent"},
+    "a file as home": {"EDGE_LLM_HOME": "{file}"},
+    "a home that others may write to": {"EDGE_LLM_HOME": "{open}"},
+}
+
+SCRIPT = """
+import warnings
+from edge_llm.kernels import warmup
+warmup.ENTRY_MODULES = ("elementwise",)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    library = warmup.load_kernels()
+print(library.address("norm_row") > 0, len([w for w in caught if "compiled kernels" in str(w.message)]))
+"""
+
+
+@pytest.mark.parametrize("case", ENVIRONMENTS)
+def test_a_folder_that_cannot_be_used_costs_one_warning(case: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "open" / "cache").mkdir(parents=True)
+    (tmp_path / "open" / "cache").chmod(0o777)
+    places = {"file": str(tmp_path / "file"), "open": str(tmp_path / "open")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("EDGE_LLM_HOME", "XDG_CACHE_HOME")}
+    environment |= {key: value.format(**places) for key, value in ENVIRONMENTS[case].items()}
+    if case == "no home" and os.geteuid() == 0:
+        environment |= {"XDG_CACHE_HOME": "/proc/nonexistent"}  # root may create any folder but this
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.stdout.split() == ["True", "1"], result.stderr

@@ -1,0 +1,142 @@
+"""A graph that our exporter did not write never reaches ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_llm.errors import ModelFormatError
+from edge_llm.model.graph_check import check_graph
+from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, FileSpec, ModelManifest
+
+
+def check(folder: Path, data: bytes) -> None:
+    """Check `data` as the folder's graph, with a manifest that lists it: a crafted folder is consistent."""
+    manifest = ModelManifest.read(folder)
+    (folder / GRAPH_NAME).write_bytes(data)
+    spec = FileSpec(len(data), hashlib.sha256(data).hexdigest())
+    check_graph(folder, dataclasses.replace(manifest, files={**manifest.files, GRAPH_NAME: spec}))
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A private copy of an exported tiny model."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return onnx.load(str(folder / GRAPH_NAME), load_external_data=False)
+
+
+def test_our_own_graph_is_accepted(folder: Path, model: Any) -> None:
+    check_graph(folder, ModelManifest.read(folder))
+    check(folder, model.SerializeToString())
+
+
+def set_external(model: Any, **entries: str) -> None:
+    for entry in model.graph.initializer[0].external_data:
+        entry.value = entries.get(entry.key, entry.value)
+
+
+def add_external(model: Any, key: str, value: str) -> None:
+    model.graph.initializer[0].external_data.add(key=key, value=value)
+
+
+def store_inside(model: Any) -> None:
+    tensor = model.graph.initializer[0]
+    tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.UINT8, [4], b"abcd", raw=True))
+
+
+def add_subgraph(model: Any) -> None:
+    body = helper.make_graph([], "body", [], [])
+    model.graph.node[0].attribute.append(helper.make_attribute("body", body))
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "foreign op": lambda m: m.graph.node.append(helper.make_node("MatMulNBits", ["x"], ["y"], domain="com.microsoft")),
+    "standard op we do not use": lambda m: m.graph.node.append(helper.make_node("Loop", ["x"], ["y"])),
+    "subgraph": add_subgraph,
+    "tensor attribute": lambda m: m.graph.node[0].attribute.append(
+        helper.make_attribute("value", helper.make_tensor("t", TensorProto.FLOAT, [1], [0.0]))
+    ),
+    "string attribute": lambda m: m.graph.node[0].attribute.append(helper.make_attribute("s", "x")),
+    "function": lambda m: m.functions.append(helper.make_function("d", "F", [], [], [], [helper.make_opsetid("", 21)])),
+    "metadata": lambda m: m.metadata_props.add(key="k", value="v"),
+    "sparse initializer": lambda m: m.graph.sparse_initializer.add(),
+    "weights inside the graph": store_inside,
+    "other file": lambda m: set_external(m, location="/etc/passwd"),
+    "parent folder": lambda m: set_external(m, location="../weights.bin"),
+    "in-memory marker": lambda m: set_external(m, location="*/_ORT_MEM_ADDR_/*"),
+    "unaligned offset": lambda m: set_external(m, offset="1"),
+    "negative offset": lambda m: set_external(m, offset="-64"),
+    "offset beyond the file": lambda m: set_external(m, offset=str(1 << 62)),
+    "offset no number": lambda m: set_external(m, offset="٣"),
+    "length beyond the file": lambda m: set_external(m, length=str(1 << 40)),
+    "length too short": lambda m: set_external(m, length="64"),
+    "unknown key": lambda m: add_external(m, "checksum", "x"),
+    "key twice": lambda m: add_external(m, "offset", "0"),
+    "other element type": lambda m: setattr(m.graph.initializer[0], "data_type", TensorProto.INT64),
+    "dimension of zero": lambda m: m.graph.initializer[0].dims.append(0),
+    "overflowing dimensions": lambda m: m.graph.initializer[0].dims.extend([1 << 39, 1 << 39]),
+    "no outputs": lambda m: m.graph.ClearField("output"),
+    "renamed input": lambda m: setattr(m.graph.input[0], "name", "ids"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_anything_else_is_refused(folder: Path, model: Any, change: str) -> None:
+    CHANGES[change](model)
+    with pytest.raises(ModelFormatError, match=r"model\.onnx"):
+        check(folder, model.SerializeToString())
+
+
+def test_a_graph_with_another_digest(folder: Path) -> None:
+    with (folder / GRAPH_NAME).open("ab") as file:
+        file.write(b"\x08\x0a")
+    with pytest.raises(ModelFormatError, match="digest"):
+        check_graph(folder, ModelManifest.read(folder))
+
+
+@pytest.mark.parametrize("size", [0, 64, -1])
+def test_weights_of_another_size(folder: Path, size: int) -> None:
+    path = folder / WEIGHTS_NAME
+    data = path.read_bytes()
+    path.write_bytes(data[:size] if size >= 0 else data + b"x")
+    with pytest.raises(ModelFormatError, match="bytes"):
+        check_graph(folder, ModelManifest.read(folder))
+
+
+@pytest.mark.parametrize("name", [GRAPH_NAME, WEIGHTS_NAME])
+def test_links_are_not_followed(folder: Path, name: str) -> None:
+    (folder / name).rename(folder / "elsewhere")
+    (folder / name).symlink_to(folder / "elsewhere")
+    with pytest.raises(ModelFormatError, match="regular file"):
+        check_graph(folder, ModelManifest.read(folder))
+
+
+def test_mutated_graphs_end_in_one_error(folder: Path, model: Any) -> None:
+    """Byte mutations: accepted only if they change nothing that the check reads; never another exception."""
+    data = model.SerializeToString()
+    generator = random.Random(7)
+    refused = 0
+    for _ in range(600):
+        mutated = bytearray(data)
+        for _ in range(generator.randint(1, 4)):
+            mutated[generator.randrange(len(mutated))] = generator.randrange(256)
+        if generator.random() < 0.3:
+            del mutated[generator.randrange(len(mutated)) :]
+        try:
+            check(folder, bytes(mutated))
+        except ModelFormatError:
+            refused += 1
+    assert refused > 300
