@@ -19,7 +19,7 @@ from edge_llm.errors import ParameterError
 
 CONFIG_NAME = "config.toml"
 ENV_PREFIX = "EDGE_LLM_"
-_OTHER_VARIABLES = frozenset({"EDGE_LLM_HOME"})  # read by paths.py
+_OTHER_VARIABLES = ("EDGE_LLM_HOME", "EDGE_LLM_TEST_")  # read by paths.py and by our tests
 
 _RANGES: Mapping[str, tuple[int, int]] = {
     "context": (1, 1 << 24),
@@ -157,7 +157,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, text in sorted(env.items()):
-        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES:
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(_OTHER_VARIABLES):
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         try:

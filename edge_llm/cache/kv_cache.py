@@ -91,7 +91,7 @@ class KVCache:
         return len(self._free)
 
     def acquire(self) -> int | None:
-        """An empty slot, or None when all are taken."""
+        """An empty slot, whose memory holds zeros, or None when all are taken."""
         return self._free.pop() if self._free else None
 
     def release(self, slot: int) -> None:

@@ -24,7 +24,7 @@ class LayerGeometry:
 
 
 class TiledRows:
-    """Rows of every slot of one layer, in anonymous memory whose untouched pages cost nothing.
+    """Rows of every slot of one layer, in anonymous memory whose untouched pages cost nothing. What nobody wrote is 0.
 
     Three numbers are kept apart: `capacity` is what a slot has room for, a *position* counts a conversation's tokens
     from 0, and `physical_row` is where a position's row lies. How many rows of a slot are valid is KVCache's affair.
@@ -54,6 +54,7 @@ class TiledRows:
             end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.nbytes = end
         self._memory = _reserve(end)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
         self._starts = starts
         self.arrays: dict[CacheLayer, np.ndarray] = {
             field: np.frombuffer(self._memory, kind, int(np.prod(shape)), starts[field]).reshape(shape)
@@ -78,16 +79,25 @@ class TiledRows:
             by_tile[target, :, :tiles] = by_tile[source, :, :tiles]
 
     def give_back(self, slot: int) -> None:
-        """Return the slot's whole pages to the system; its rows are undefined afterwards."""
-        if not hasattr(self._memory, "madvise"):  # Windows
-            return
+        """Return the slot's whole pages to the system. It holds zeros again, so that nothing of one conversation, and
+        no NaN, is there for the next: kernels may multiply rows that are not valid by a weight of 0."""
         for field, array in self.arrays.items():
             size = array[0].nbytes
             begin = self._starts[field] + slot * size
+            end = begin + size
             first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-            last = (begin + size) // mmap.PAGESIZE * mmap.PAGESIZE
-            if first < last:
+            last = end // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < last and hasattr(self._memory, "madvise"):  # Windows has no such call
                 self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+                self._clear(begin, first)
+                self._clear(last, end)
+            else:
+                self._clear(begin, end)
+
+    def _clear(self, begin: int, end: int) -> None:
+        part = self._bytes[begin:end]
+        if part.any():  # a page that is only read takes no memory
+            part[:] = 0
 
     def record(self) -> np.ndarray:
         """int64 [LAYER_FIELDS]: what kernels are told of this layer."""

@@ -134,6 +134,7 @@ class EngineCore:
                 try:
                     selection = share.sequence.decoder.select(logits[row : row + count])
                     assert len(selection.accepted) <= count, "more tokens accepted than there were logits"
+                    assert selection.accepted or selection.forced or selection.finish, "nothing was chosen"
                 except Exception as error:
                     self._fail(share.sequence, error)
                     continue
@@ -148,8 +149,8 @@ class EngineCore:
         for share, selection in chosen:
             sequence = share.sequence
             rows = share.segment.rows - share.drafts
-            if selection is not None and selection.accepted:
-                rows += len(selection.accepted) - 1
+            if selection is not None:
+                rows += max(0, len(selection.accepted) - 1)
                 sequence.ids.extend(token.token_id for token in selection.accepted)
                 sequence.ids.extend(selection.forced)
                 sequence.marks.token(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -54,10 +55,8 @@ class Mailbox:
 
 
 def _wake(loop: Any, arrived: Any) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody reads any more
         loop.call_soon_threadsafe(_resolve, arrived)
-    except RuntimeError:  # the loop was closed: nobody reads any more
-        pass
 
 
 def _resolve(arrived: Any) -> None:

@@ -26,6 +26,12 @@ class Request:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
             raise ParameterError("a request takes exactly one of messages, text and token_ids")
+        if self.text is not None and not isinstance(self.text, str):
+            raise ParameterError(f"the text to continue must be a str, not {type(self.text).__name__}")
+        if self.messages is not None and not all(isinstance(message, Message) for message in self.messages):
+            raise ParameterError("messages must be Message values", hint="for example [Message.user('Hello')]")
+        if self.messages == ():
+            raise ParameterError("there are no messages to answer")
 
     @classmethod
     def chat(cls, messages: Iterable[Message], params: SamplingParams | None = None) -> Self:

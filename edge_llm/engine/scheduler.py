@@ -17,7 +17,7 @@ _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
-    """Prompt rows that one step may take: `alone`, or `mixed` while others are being answered and wait for their token."""
+    """Prompt rows that one step may take: `alone`, or `mixed` while others are being answered."""
 
     alone: int
     mixed: int

@@ -41,8 +41,8 @@ class Marks:
 class Sequence:
     """Tokens of one request and how far they are. Facts are stored once; what follows from them is a property.
 
-        ids    [0, committed)          rows in the cache slot
-               [committed, len(ids))   pending: the rest of the prompt, or the last tokens chosen
+    ids    [0, committed)          rows in the cache slot
+           [committed, len(ids))   pending: the rest of the prompt, or the last tokens chosen
     """
 
     __slots__ = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.errors import ModelFormatError, UnsupportedModelError
-from edge_llm.export.gguf import GgufFile, quoted
+from edge_llm.errors import ModelFormatError, UnsupportedModelError, quoted
+from edge_llm.export.gguf import GgufFile
 from edge_llm.kernels.layout import Activation
 from edge_llm.model.manifest import LayerSpec, ModelDimensions, RopeTable
 
@@ -64,6 +64,8 @@ def read_spec(gguf: GgufFile) -> ModelSpec:
             f"the architecture {quoted(gguf.architecture)} is not supported",
             hint=f"supported architectures: {', '.join(sorted(ARCHITECTURES))}",
         )
+    if gguf.integer("split.count", 0, 1 << 16, default=1) > 1:
+        raise UnsupportedModelError("the model is split over several files", hint="join them with llama-gguf-split --merge")
     prefix = architecture.name
     hidden = gguf.integer(f"{prefix}.embedding_length", 32, 1 << 18)
     heads = gguf.integer(f"{prefix}.attention.head_count", 1, 1024)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_llm.errors import ModelFormatError
 from edge_llm.export.architecture import ModelSpec, read_spec
 from edge_llm.export.gguf import GgufFile, read_gguf
 from edge_llm.export.gguf_tokenizer import export_tokenizer
@@ -58,6 +59,8 @@ def export_gguf(
     with read_gguf(source) as gguf:
         spec = read_spec(gguf)
         tokenizer = export_tokenizer(gguf)
+        if tokenizer.vocab > spec.dimensions.vocab:
+            raise ModelFormatError(f"{tokenizer.vocab} tokens, but embeddings of {spec.dimensions.vocab} only")
         with WeightsWriter(folder / WEIGHTS_NAME) as weights:
             graph = _write_ring(gguf, spec, weights, progress)
         files = {WEIGHTS_NAME: FileSpec(weights.size, weights.sha256)}

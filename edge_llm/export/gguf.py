@@ -178,7 +178,7 @@ class GgufFile:
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Open and check the GGUF file at `path`; tensor data is mapped, not read.
+    """Open and check the GGUF file at `path`; tensor data is mapped, not read, so the file must not shrink meanwhile.
 
     Raises `ModelNotFoundError` for a missing file, `StorageError` for an unreadable one, `ModelFormatError` for what is
     no sound GGUF file, and its subclass `UnsupportedModelError` for a kind that is not read here: big endian, versions

@@ -38,7 +38,7 @@ class PreTokenizer:
     `ignore_merges`: a piece that is a token is taken whole. `add_bos`: what counts when the file does not say.
     """
 
-    steps: tuple[dict[str, Any], ...] = ()
+    steps: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
     ignore_merges: bool = False
     add_bos: bool = False
@@ -114,10 +114,9 @@ def export_tokenizer(gguf: GgufFile) -> ExportedTokenizer:
     pre_name = gguf.text("tokenizer.ggml.pre", default="")
     pre = PRE_TOKENIZERS.get(pre_name)
     if pre is None:
+        problem = f"the pre-tokenizer {quoted(pre_name)} is not supported"
         raise UnsupportedModelError(
-            f"the pre-tokenizer {quoted(pre_name)} is not supported"
-            if pre_name
-            else "the file does not name its pre-tokenizer",
+            problem if pre_name else "the file does not name its pre-tokenizer",
             hint=f"supported: {', '.join(PRE_TOKENIZERS)}",
         )
     template = _chat_template(gguf)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edge_llm.errors import ModelFormatError, ModelNotFoundError, ParameterError
+from edge_llm.errors import ModelFormatError, ModelNotFoundError, ParameterError, quoted
 from edge_llm.install.store import is_model_name
 from edge_llm.sampling.params import SamplingParams
 
@@ -158,4 +158,4 @@ def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
         if close
         else f"known models: {', '.join(candidates) or 'none'}; or give a FILE.gguf"
     )
-    return ModelNotFoundError(f"no model is called {name!r}", hint=hint)
+    return ModelNotFoundError(f"no model is called {quoted(name)}", hint=hint)

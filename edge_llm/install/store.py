@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge_llm import paths
-from edge_llm.errors import InputError, ModelFormatError, ModelNotFoundError
+from edge_llm.errors import InputError, ModelFormatError, ModelNotFoundError, quoted
 from edge_llm.install import staging
 from edge_llm.model.manifest import MANIFEST_NAME, ModelManifest
 
@@ -26,7 +26,7 @@ def check_name(name: str) -> str:
     """`name` itself. Raises `InputError` unless it is a plain word that is safe as a folder's name everywhere."""
     if not is_model_name(name):
         raise InputError(
-            f"{name!r} cannot be the name of a model",
+            f"{quoted(name)} cannot be the name of a model",
             hint="use letters, digits, '.', '_' and '-', at most 100, a letter or digit first",
         )
     return name
@@ -71,7 +71,7 @@ class ModelStore:
         folder = self.path(name)
         with self.lock(name):
             if not folder.is_dir() or folder.is_symlink():
-                raise ModelNotFoundError(f"no model {name!r} is installed", hint="edge-llm models list shows what is")
+                raise ModelNotFoundError(f"no model {name} is installed", hint="edge-llm models list shows what is")
             freed = self.size(name)
             try:
                 # out of sight first: a model that is half deleted must not be found

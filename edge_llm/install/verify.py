@@ -46,6 +46,14 @@ class VerifyReport:
         faults = [f"{name}: {state}" for name, state in self.files.items() if state is not FileState.OK]
         return "; ".join(faults) or ("ok" if self.complete else "ok (sizes)")
 
+    def raise_if_damaged(self) -> None:
+        """Raises `IntegrityError` naming the faults, if there are any."""
+        if not self.ok:
+            raise IntegrityError(
+                f"the model {self.name} is damaged ({self.summary()})",
+                hint=f"remove it with `edge-llm models rm {self.name}` and install it again",
+            )
+
 
 def verify(folder: Path, progress: Progress = quiet, *, digests: bool = True) -> VerifyReport:
     """Compares every file with the manifest: its size, and with `digests` also its sha256.
@@ -66,12 +74,7 @@ def verify(folder: Path, progress: Progress = quiet, *, digests: bool = True) ->
 
 def require_intact(folder: Path, progress: Progress = quiet, *, digests: bool = False) -> Path:
     """`folder` itself. Raises `IntegrityError` naming the faults that `verify` finds."""
-    report = verify(folder, progress, digests=digests)
-    if not report.ok:
-        raise IntegrityError(
-            f"the model {report.name} is damaged ({report.summary()})",
-            hint=f"remove it with `edge-llm models rm {report.name}` and install it again",
-        )
+    verify(folder, progress, digests=digests).raise_if_damaged()
     return folder
 
 

@@ -4,7 +4,7 @@ A block is `block` neighbouring inputs of one output row:  w = d * q + m  (q 0..
 8 bits only,  w = d * (q - 128). Two arrays hold a matrix of `outputs` rows, padded with zeros to whole groups of 16:
 
     codes   uint8, for each group and block:
-            4 bits  [block / 8][16 rows][4]   byte i of step t: input 8t + i in the low half, 8t + 4 + i in the high half
+            4 bits  [block / 8][16 rows][4]   byte i of step t: input 8t + i in its low half, 8t + 4 + i in its high
             8 bits  [block / 4][16 rows][4]   byte i of step t: input 4t + i
     scales  fp16, for each group and block: d[16 rows], then m[16 rows] if there is a minimum
 
@@ -71,7 +71,10 @@ def group_count(outputs: int) -> int:
 
 
 def pack_codes(codes: np.ndarray, form: BlockFormat) -> np.ndarray:
-    """uint8 [form.code_bytes(...)] from codes uint8 [outputs, blocks, block]. Raises `ParameterError` on a bad shape or code."""
+    """uint8 [form.code_bytes(...)] from codes uint8 [outputs, blocks, block].
+
+    Raises `ParameterError` on a code or shape that is not the form's, `ModelFormatError` on one that cannot be stored.
+    """
     _check(codes, (None, None, form.block), "codes")
     outputs, blocks, block = codes.shape
     form.code_bytes(outputs, blocks * block)
@@ -89,7 +92,7 @@ def pack_codes(codes: np.ndarray, form: BlockFormat) -> np.ndarray:
 def pack_scales(d: np.ndarray, m: np.ndarray | None, form: BlockFormat) -> np.ndarray:
     """float16 [form.scale_bytes(...) / 2] from d (and m, if the form has a minimum), each [outputs, blocks].
 
-    Values are rounded to fp16. Raises `ParameterError` on a bad shape, `ModelFormatError` if a value is not finite in fp16.
+    Values are rounded to fp16. Raises `ParameterError` on a bad shape, `ModelFormatError` if one is not finite in fp16.
     """
     if (m is not None) != form.minimum:
         raise ParameterError("minima are given if and only if the format has them")
@@ -111,7 +114,9 @@ def unpack(codes: np.ndarray, scales: np.ndarray, form: BlockFormat, outputs: in
     """
     sizes = (form.code_bytes(outputs, inputs), form.scale_bytes(outputs, inputs))
     if (codes.nbytes, scales.nbytes) != sizes:
-        raise ModelFormatError(f"codes and scales have {codes.nbytes} and {scales.nbytes} bytes, {sizes[0]} and {sizes[1]} are needed")
+        raise ModelFormatError(
+            f"codes and scales have {codes.nbytes} and {scales.nbytes} bytes, {sizes[0]} and {sizes[1]} are needed"
+        )
     groups, blocks, block = group_count(outputs), inputs // form.block, form.block
     steps = codes.reshape(-1).view(np.uint8).reshape(groups, blocks, -1, GROUP_ROWS, 4).transpose(0, 3, 1, 2, 4)
     if form.bits == 4:

@@ -57,8 +57,8 @@ class CacheLayer(IntEnum):
 
     keys    int8: uint8 [slots][kv_heads][capacity / TILE][head_dim / 4][TILE][4], the code plus 128
             f32:  float32 [slots][kv_heads][capacity / TILE][head_dim][TILE]
-    values  int8: int8 [slots][kv_heads][capacity / 4][head_dim][4], the code: four rows side by side, so that the
-                  weighted sum of values is the same product of bytes as the scores
+    values  int8: int8 [slots][kv_heads][capacity / TILE][TILE / 4][head_dim][4], the code; rows r, r + 16, r + 32 and
+                  r + 48 of a tile lie side by side, for the weighted sum is a product of bytes like the scores
             f32:  float32 [slots][kv_heads][capacity][head_dim]
     scales  float32 [slots][kv_heads][capacity] (int8 only; key = (code - 128) * scale)
     """
@@ -236,7 +236,7 @@ def attention_offsets(rows: int, heads: int, head_dim: int) -> tuple[int, int, i
 
 def attention_task_bytes(head_dim: int) -> int:
     """Working memory of one task: scores, codes and outputs of four vectors and one split, and small things."""
-    return 4 * SPLIT * 4 + 4 * SPLIT * 2 + 4 * head_dim * 4 + 256
+    return 4 * SPLIT * 4 + 4 * SPLIT * 2 + 4 * head_dim * 4 + 384
 
 
 def attention_scratch_bytes(*, max_rows: int, heads: int, kv_heads: int, head_dim: int, context: int) -> int:
@@ -318,7 +318,7 @@ SAMPLE_BLOCK = 64
 
 
 def sample_scratch_bytes(vocab: int) -> int:
-    """Scratch of `sample_row`: five arrays of 4-byte numbers [vocab], padded to blocks, and two of one number a block."""
+    """Scratch of `sample_row`: five arrays of 4-byte numbers [vocab], padded to blocks, and two of a number a block."""
     blocks = (vocab + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK
     return 4 * blocks * (5 * SAMPLE_BLOCK + 2)
 
@@ -368,15 +368,17 @@ class Op(IntEnum):
     MESSAGE = 6
     """address of the text of the error that compute may return"""
     WORKSPACE = 7
-    FIRST_TASK = 8
-    """address of the compiled function that ParallelFor runs first; SECOND_TASK and THIRD_TASK after it"""
-    SECOND_TASK = 9
-    THIRD_TASK = 10
-    VALUE = 11
+    PLAN = 8
+    """address of the compiled function that cuts a call into tasks (0: one task a row)"""
+    FIRST_PHASE = 9
+    """address of the compiled function (call, i) of the first phase; SECOND_PHASE and THIRD_PHASE run after it"""
+    SECOND_PHASE = 10
+    THIRD_PHASE = 11
+    VALUE = 12
     """out-parameters of C calls: a value, a byte count, a pointer; then up to 3 output dimensions"""
-    BYTES = 12
-    POINTER = 13
-    DIMENSIONS = 14
+    BYTES = 13
+    POINTER = 14
+    DIMENSIONS = 15
     FIRST_CONSTANT = 20
     """addresses of constant inputs, in the order of the op's inputs; 0: absent"""
     ATTRIBUTE = 28

@@ -26,12 +26,16 @@ MAX_STEPS = 8
 
 @dataclass(frozen=True)
 class Lowering:
-    """`lanes` float32 or int32 (so 4 * lanes bytes) make a vector; `fused`: the CPU has fma; `half`: it converts fp16."""
+    """What the CPU offers. `lanes` float32 or int32, so 4 * lanes bytes, make a vector."""
 
     name: str
     lanes: int
+    dot: bool
+    """it has the dot product of four bytes as one instruction"""
     fused: bool
+    """it has fused multiply-add"""
     half: bool
+    """it converts fp16"""
 
     @property
     def registers(self) -> int:
@@ -39,13 +43,13 @@ class Lowering:
         return 32 if self.name == "avx512vnni" else 16
 
 
-AVX512VNNI = Lowering("avx512vnni", 16, fused=True, half=True)
-AVXVNNI = Lowering("avxvnni", 8, fused=True, half=True)
-AVX2 = Lowering("avx2", 8, fused=True, half=True)
-GENERIC = Lowering("generic", 4, fused=False, half=False)
+AVX512VNNI = Lowering("avx512vnni", 16, dot=True, fused=True, half=True)
+AVXVNNI = Lowering("avxvnni", 8, dot=True, fused=True, half=True)
+AVX2 = Lowering("avx2", 8, dot=False, fused=True, half=True)
+GENERIC = Lowering("generic", 4, dot=False, fused=False, half=False)
 
 # The first whose features the CPU all has is taken. A NEON lowering (sdot, codes xor 0x80) goes in front of the last.
-_NEEDS = (
+_NEEDS: tuple[tuple[Lowering, set[str]], ...] = (
     (AVX512VNNI, {"avx512f", "avx512bw", "avx512vl", "avx512vnni", "fma", "f16c"}),
     (AVXVNNI, {"avx2", "avxvnni", "fma", "f16c"}),
     (AVX2, {"avx2", "fma", "f16c"}),
@@ -70,7 +74,7 @@ def detect_lowering() -> Lowering:
 
 
 def fma(builder: Any, lowering: Lowering, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c of float32 vectors: rounded once where the CPU can, else twice (a call of libm would be slow, or missing)."""
+    """a * b + c of float32 vectors: rounded once where the CPU can, else twice (libm's is slow, or missing)."""
     if not lowering.fused:
         return builder.fadd(builder.fmul(a, b), c)
     return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, [a, b, c])
@@ -111,14 +115,14 @@ def dot4_byte(builder: Any, lowering: Lowering, acc: Any, codes: Any, activation
 
 def dot_nibbles(builder: Any, lowering: Lowering, acc: Any, steps: Sequence[tuple[Any, Any]]) -> Any:
     """`dot4_nibble` over up to `MAX_STEPS` pairs (codes, activations), each i8 [4 * lanes]; cheaper than one by one."""
-    if _has_vnni(lowering):
+    if lowering.dot:
         return _dot_vnni(builder, acc, steps)
     return builder.add(acc, _widen(builder, lowering, _pair_sums(builder, lowering, steps), 1))
 
 
 def dot_bytes(builder: Any, lowering: Lowering, acc: Any, steps: Sequence[tuple[Any, Any]]) -> Any:
     """`dot4_byte` over up to `MAX_STEPS` pairs (codes, activations)."""
-    if _has_vnni(lowering):
+    if lowering.dot:
         return _dot_vnni(builder, acc, steps)
     # pmaddubsw saturates at codes above 128, so low and high nibbles are summed apart.
     halves = [split_nibbles(builder, codes) for codes, _ in steps]
@@ -135,7 +139,7 @@ def dot_many(
 
     All have equally many steps; they are emitted so that the chains of dependent instructions overlap.
     """
-    if not _has_vnni(lowering):
+    if not lowering.dot:
         dot = dot_nibbles if nibbles else dot_bytes
         return [dot(builder, lowering, acc, own) for acc, own in zip(accs, steps, strict=True)]
     accs = list(accs)
@@ -144,17 +148,9 @@ def dot_many(
     return accs
 
 
-def _has_vnni(lowering: Lowering) -> bool:
-    return lowering in (AVX512VNNI, AVXVNNI)
-
-
 def _dot_vnni(builder: Any, acc: Any, steps: Sequence[tuple[Any, Any]]) -> Any:
-    lanes = acc.type.count
-    # LLVM 22 types the operands as bytes, earlier ones as words.
-    operand = vector(I8, 4 * lanes) if llvm.llvm_version_info >= (22,) else vector(I32, lanes)
     for codes, activations in steps:
-        arguments = [acc, builder.bitcast(codes, operand), builder.bitcast(activations, operand)]
-        acc = call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", acc.type, arguments)
+        acc = call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * acc.type.count}", acc.type, [acc, codes, activations])
     return acc
 
 
@@ -174,10 +170,12 @@ def _pair_sums(builder: Any, lowering: Lowering, steps: Sequence[tuple[Any, Any]
 
 
 def _multiply_bytes(builder: Any, pairs: Any, codes: Any, activations: Any) -> Any:
-    """What pmaddubsw gives where nothing saturates: the even and the odd bytes as 16-bit numbers, multiplied and added."""
+    """What pmaddubsw gives where nothing saturates: even and odd bytes as 16-bit numbers, multiplied and added."""
     eight = constant(I16, pairs.count, 8)
     codes, activations = builder.bitcast(codes, pairs), builder.bitcast(activations, pairs)
-    even = builder.mul(builder.and_(codes, constant(I16, pairs.count, 255)), builder.ashr(builder.shl(activations, eight), eight))
+    even = builder.mul(
+        builder.and_(codes, constant(I16, pairs.count, 255)), builder.ashr(builder.shl(activations, eight), eight)
+    )
     return builder.add(even, builder.mul(builder.lshr(codes, eight), builder.ashr(activations, eight)))
 
 

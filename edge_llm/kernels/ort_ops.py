@@ -2,8 +2,8 @@
 
 Each takes (op_kernel, context) and returns an OrtStatus*, 0 when all is well. `op_kernel` is the address of an `Op` record
 that model/custom_ops.py filled: API functions, attributes, addresses of constants and of the session's workspace. A
-compute function checks every size that it will rely on, fills the kernel's call record, and runs the kernel's phases
-inline or on ONNX Runtime's own thread pool.
+compute function checks every size that it will rely on, fills the kernel's call record, and runs the kernel's phases, by
+their addresses, inline or on ONNX Runtime's own thread pool.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 import numba
 from numba import types
 
-from edge_llm.kernels.attention import attention_merge, attention_plan, attention_prepare, attention_task
-from edge_llm.kernels.elementwise import activation_row, add_norm_row, norm_row
 from edge_llm.kernels.layout import (
     CACHE_MAGIC,
     CACHE_VERSION,
@@ -35,13 +33,12 @@ from edge_llm.kernels.layout import (
     Op,
     Workspace,
 )
-from edge_llm.kernels.linear import embedding_row, linear_plan, linear_quantise, linear_task
-from edge_llm.kernels.pointers import call_2, call_3, call_5, i32_at, i64_at
+from edge_llm.kernels.pointers import call_1, call_2, call_3, call_5, i32_at, i64_at
 
 COMPUTE = types.int64(types.int64, types.int64)
 
 _INVALID_ARGUMENT = 2  # ORT_INVALID_ARGUMENT
-_INLINE_ROWS = 4  # below it, handing rows to the pool costs more than it saves
+_INLINE_ROWS = 3  # up to it, handing rows to the pool costs more than it saves
 _WORD = 8
 
 
@@ -90,10 +87,15 @@ def _rows(state: Any, row_bytes: int, max_rows: int) -> int:
     return size // row_bytes
 
 
-@numba.njit(inline="always")
-def _parallel(context: int, state: Any, task: int, count: int, call: int) -> int:
-    """Run the compiled function at `task` for 0 .. count-1 on the session's thread pool; an OrtStatus."""
-    return call_5(state[Op.PARALLEL_FOR], context, task, count, 0, call)
+@numba.njit
+def _run(context: int, state: Any, phase: int, count: int, inline: int, call: int) -> int:
+    """Run the function of a phase for 0 .. count-1: here if there are at most `inline`, else on the pool; an OrtStatus."""
+    function = state[phase]
+    if count > inline:
+        return call_5(state[Op.PARALLEL_FOR], context, function, count, 0, call)
+    for i in range(count):
+        call_2(function, call, i)
+    return 0
 
 
 # --- the ops ---------------------------------------------------------------------------------------------------------------
@@ -128,15 +130,11 @@ def block_linear(op: int, context: int) -> int:
     fields[LinearCall.BIAS] = state[Op.FIRST_CONSTANT + 3]
     fields[LinearCall.X_BLOCKS] = workspace[Workspace.X_BLOCKS]
     fields[LinearCall.THREADS] = workspace[Workspace.THREADS]
-    tasks = linear_plan(call)
-    if rows < _INLINE_ROWS:
-        for row in range(rows):
-            linear_quantise(call, row)
-    else:
-        status = _parallel(context, state, state[Op.FIRST_TASK], rows, call)
-        if status != 0:
-            return status
-    return _parallel(context, state, state[Op.SECOND_TASK], tasks, call)
+    tasks = call_1(state[Op.PLAN], call)
+    status = _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
+    if status == 0:
+        status = _run(context, state, Op.SECOND_PHASE, tasks, 1, call)
+    return status
 
 
 def block_embedding(op: int, context: int) -> int:
@@ -170,11 +168,7 @@ def block_embedding(op: int, context: int) -> int:
     fields[EmbeddingCall.CODES] = state[Op.FIRST_CONSTANT + 1]
     fields[EmbeddingCall.SCALES] = state[Op.FIRST_CONSTANT + 2]
     fields[EmbeddingCall.SCALE] = state[Op.ATTRIBUTE + LinearOp.SCALE]
-    if rows < _INLINE_ROWS:
-        for row in range(rows):
-            embedding_row(call, row)
-        return 0
-    return _parallel(context, state, state[Op.FIRST_TASK], rows, call)
+    return _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
 
 
 def rms_norm(op: int, context: int) -> int:
@@ -216,14 +210,7 @@ def _norm(op: int, context: int, with_delta: bool) -> int:
     fields[NormCall.WIDTH] = width
     fields[NormCall.GROUP] = state[Op.ATTRIBUTE + NormOp.GROUP]
     fields[NormCall.EPS] = state[Op.ATTRIBUTE + NormOp.EPS]
-    if rows < _INLINE_ROWS:
-        for row in range(rows):
-            if with_delta:
-                add_norm_row(call, row)
-            else:
-                norm_row(call, row)
-        return 0
-    return _parallel(context, state, state[Op.FIRST_TASK], rows, call)
+    return _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
 
 
 def gated_activation(op: int, context: int) -> int:
@@ -247,11 +234,7 @@ def gated_activation(op: int, context: int) -> int:
     fields[ActivationCall.ROWS] = rows
     fields[ActivationCall.WIDTH] = width
     fields[ActivationCall.KIND] = state[Op.ATTRIBUTE + ActivationOp.KIND]
-    if rows < _INLINE_ROWS:
-        for row in range(rows):
-            activation_row(call, row)
-        return 0
-    return _parallel(context, state, state[Op.FIRST_TASK], rows, call)
+    return _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
 
 
 @numba.njit
@@ -333,34 +316,15 @@ def ring_attention(op: int, context: int) -> int:
     fields[AttentionCall.SCRATCH_BYTES] = workspace[Workspace.ATTENTION_SCRATCH_BYTES]
     fields[AttentionCall.THREADS] = workspace[Workspace.THREADS]
     fields[AttentionCall.SINK_ROPE] = 0
-    tasks = attention_plan(call)
-    if rows < _INLINE_ROWS:
-        for row in range(rows):
-            attention_prepare(call, row)
-    else:
-        status = _parallel(context, state, state[Op.FIRST_TASK], rows, call)
-        if status != 0:
-            return status
-    status = _run_tasks(context, state, tasks, call, 0)
+    tasks = call_1(state[Op.PLAN], call)
+    if tasks < 0:
+        return _refuse(state)
+    status = _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
     if status == 0:
-        status = _run_tasks(context, state, fields[AttentionCall.MERGES], call, 1)
+        status = _run(context, state, Op.SECOND_PHASE, tasks, 1, call)
+    if status == 0:
+        status = _run(context, state, Op.THIRD_PHASE, fields[AttentionCall.MERGES], 1, call)
     return status
-
-
-_INLINE_TASKS = 4
-
-
-@numba.njit
-def _run_tasks(context: int, state: Any, count: int, call: int, phase: int) -> int:
-    """Attention's tasks (phase 0) or merges (phase 1): a handful is done here, more on the pool."""
-    if count <= _INLINE_TASKS:
-        for i in range(count):
-            if phase == 0:
-                attention_task(call, i)
-            else:
-                attention_merge(call, i)
-        return 0
-    return _parallel(context, state, state[Op.SECOND_TASK + phase], count, call)
 
 
 def ignore(op: int) -> None:

@@ -22,6 +22,12 @@ def _generate_call(builder: Any, function: Any, arguments: list[Any]) -> Any:
 
 
 @intrinsic
+def call_1(typing_context: Any, function: Any, a: Any) -> Any:
+    """Call a C function of one integer or pointer."""
+    return types.int64(*[types.int64] * 2), lambda context, builder, signature, args: _generate_call(builder, args[0], args[1:])
+
+
+@intrinsic
 def call_2(typing_context: Any, function: Any, a: Any, b: Any) -> Any:
     """Call a C function of two integers or pointers."""
     return types.int64(*[types.int64] * 3), lambda context, builder, signature, args: _generate_call(builder, args[0], args[1:])

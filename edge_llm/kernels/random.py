@@ -1,7 +1,7 @@
 """Random numbers that are a pure function of (seed, counter): Philox4x32-10.
 
-There is no state to carry, so the draw for a position is the same whether the position was reached alone, in a batch, by
-speculation or after a cache hit. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+There is no state to carry, so the draw for a position is the same whether the position was reached alone, in a batch,
+by speculation or after a cache hit. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011; the constants are those of the paper.
 """
 

@@ -20,7 +20,9 @@ from edge_llm.kernels.pointers import f32_at, i8_at, i32_at, u8_at
 _INFINITY_BITS = 0x7F800000
 _MAGNITUDE_BITS = 0x7FFFFFFF
 _LEAST = np.float32(1e-30)  # rows that are all below it are stored as zeros: their inverse scale would overflow
-ROUND = np.float32(12582912.0)  # 1.5 * 2^23: added to a float32 below 2^22 it leaves the nearest integer in the low bits
+ROUND = np.float32(
+    12582912.0
+)  # 1.5 * 2^23: added to a float32 below 2^22 it leaves the nearest integer in the low bits
 ROUND_BITS = np.int32(0x4B400000)
 
 
@@ -41,7 +43,12 @@ def head_rows(layer: Any, slot: int, head: int) -> int:
 @numba.njit(inline="always")
 def round_code(value: float) -> int:
     """A float32 below 2^22 rounded to the nearest integer, to even; no call, and no poison for NaN."""
-    return np.int32((value + ROUND).view(np.int32) - ROUND_BITS)
+    return np.int32(np.float32(value + ROUND).view(np.int32) - ROUND_BITS)
+
+
+@numba.njit(inline="always")
+def _float_of(bits: int) -> float:
+    return np.int32(bits).view(np.float32)
 
 
 @numba.njit
@@ -51,13 +58,13 @@ def magnitude(address: int, dim: int) -> float:
     most = np.int32(0)
     for d in range(dim):
         most = max(most, np.int32(bits[d] & _MAGNITUDE_BITS))
-    return most.view(np.float32)
+    return _float_of(most)
 
 
 @numba.njit(inline="always")
 def is_number(size: float) -> bool:
     """Whether a `magnitude` is finite."""
-    return size.view(np.int32) < np.int32(_INFINITY_BITS)
+    return np.float32(size).view(np.int32) < np.int32(_INFINITY_BITS)
 
 
 @numba.njit(inline="always")
@@ -82,7 +89,9 @@ def write_row(layer: Any, slot: int, head: int, position: int, key: int, value: 
         key_scales = f32_at(layer[CacheLayer.KEY_SCALES] + 4 * place, TILE)
         value_scales = f32_at(layer[CacheLayer.VALUE_SCALES] + 4 * place, TILE)
         key_scales[row] = _write_key_int8(layer[CacheLayer.KEYS] + place * dim, row, dim, key, key_size, sound)
-        value_scales[row] = _write_value_int8(layer[CacheLayer.VALUES] + place * dim, row, dim, value, value_size, sound)
+        value_scales[row] = _write_value_int8(
+            layer[CacheLayer.VALUES] + place * dim, row, dim, value, value_size, sound
+        )
     else:
         place = 4 * (before + tile_row) * dim
         _write_f32(layer[CacheLayer.KEYS] + place, row, TILE, key, dim, sound, np.float32(np.nan))
@@ -102,10 +111,10 @@ def _write_key_int8(tile: int, row: int, dim: int, source: int, size: float, sou
 
 @numba.njit
 def _write_value_int8(tile: int, row: int, dim: int, source: int, size: float, sound: bool) -> float:
-    """Codes into int8 [TILE / 4][dim][4]; what a code is worth."""
+    """Codes into int8 [TILE / 4][dim][4], rows r, r + 16, ... side by side; what a code is worth."""
     inverse, scale = code_scales(size, 127)
     x = f32_at(source, dim)
-    out = i8_at(tile + (row // 4) * (4 * dim) + row % 4, 4 * dim - 3)
+    out = i8_at(tile + row % (TILE // 4) * (4 * dim) + row // (TILE // 4), 4 * dim - 3)
     for d in range(dim):
         out[4 * d] = np.int8(round_code(x[d] * inverse))
     return scale if sound else np.float32(0.0)

@@ -1,15 +1,14 @@
 """The fused sampler: one call turns a row of logits into a token. docs/sampling.md says what each stage means.
 
-Weights (probabilities before division by their sum) are whole numbers in units of 2**-33 of the largest, so their sums are
-exact and the same in any order; nothing here may be contracted or reordered by the compiler. The result depends on the
-arguments alone, whatever the CPU.
+Weights (probabilities before division by their sum) are whole numbers in units of 2**-33 of the largest, so their sums
+are exact and the same in any order; nothing else may be contracted or reordered by the compiler. The result depends on
+the arguments alone, whatever the CPU.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 
@@ -23,11 +22,18 @@ from edge_llm.kernels.layout import (
 )
 from edge_llm.kernels.pointers import f32_at, f64_at, i32_at, i64_at
 from edge_llm.kernels.random import uniform
-from edge_llm.kernels.selection import INFINITY_KEY, first_of, gather, key_of, largest, mass_from, narrow_mass, scan
-
-_jit = numba.njit(error_model="numpy")
-# Only for sums of whole numbers below 2**53, which no order of adding rounds.
-_jit_any_order = numba.njit(error_model="numpy", fastmath={"reassoc"})
+from edge_llm.kernels.selection import (
+    INFINITY_KEY,
+    first_of,
+    gather,
+    jit,
+    jit_any_order,
+    key_of,
+    largest,
+    mass_from,
+    narrow_mass,
+    scan,
+)
 
 _EXPONENT = 33
 _UNIT = 2.0**_EXPONENT  # MAX_VOCAB of them are 2**53
@@ -68,12 +74,12 @@ class Scratch(NamedTuple):
     band_maxima: Any
 
 
-@_jit
+@jit
 def _float_of(bits: int) -> np.float32:
     return np.int32(bits).view(np.float32)
 
 
-@_jit
+@jit
 def _weight(power: np.float32) -> np.float32:
     """2**power in units of 2**-33, rounded to a whole number; `power` <= 0."""
     power = max(power, _LEAST_POWER)
@@ -84,9 +90,9 @@ def _weight(power: np.float32) -> np.float32:
     return np.rint(fraction * scale)
 
 
-@_jit
-def _weigh(values: Any, n: int, top: np.float32, temperature: float, weights: Any, bits: Any, maxima: Any) -> int:
-    """weights[i] = exp((values[i] - top) / temperature) in units of 2**-33, `top` being the largest value; gives their sum.
+@jit
+def _weigh(values: Any, n: int, top: np.float32, temperature: float, weights: Any, bits: Any, maxima: Any) -> Any:
+    """weights[i] = exp((values[i] - top) / temperature) in units of 2**-33, `top` the largest value; gives their sum.
 
     `bits` is the int32 view of `weights`. `maxima` are those of `values` and become those of `weights`.
     """
@@ -103,7 +109,7 @@ def _weigh(values: Any, n: int, top: np.float32, temperature: float, weights: An
     return mass_from(weights, n, maxima, _ONE_KEY)
 
 
-@_jit
+@jit
 def _bounded(value: float) -> np.float32:
     """float32 that is infinite only if `value` is: a huge logit must neither ban its token nor drown all others."""
     if value == -np.inf:
@@ -111,17 +117,17 @@ def _bounded(value: float) -> np.float32:
     return np.float32(max(-_LARGEST, min(_LARGEST, value)))
 
 
-@_jit
+@jit
 def _add_bias(values: Any, n: int, ids: Any, biases: Any) -> bool:
     for j in range(len(ids)):
         i = ids[j]
-        if i < 0 or i >= n:
+        if i < 0 or i >= n or np.isnan(biases[j]):
             return False
         values[i] = _bounded(-np.inf if biases[j] <= _BAN else values[i] + biases[j])
     return True
 
 
-@_jit
+@jit
 def _mask(values: Any, n: int, mask: Any) -> None:
     for word in range(len(mask)):
         allowed = mask[word]
@@ -131,7 +137,7 @@ def _mask(values: Any, n: int, mask: Any) -> None:
                 values[i] = np.float32(-np.inf)
 
 
-@_jit
+@jit
 def _penalise(values: Any, n: int, ids: Any, counts: Any, repetition: float, presence: float, frequency: float) -> bool:
     for j in range(len(ids)):
         i = ids[j]
@@ -145,8 +151,8 @@ def _penalise(values: Any, n: int, ids: Any, counts: Any, repetition: float, pre
     return True
 
 
-@_jit
-def _nucleus(n: int, need: int, s: Scratch) -> tuple[float, int]:
+@jit
+def _nucleus(n: int, need: int, s: Scratch) -> tuple[Any, Any]:
     """The rule (cut, ties) of `_walk` for the smallest set of largest weights that sum to `need`."""
     weights, bits, maxima, size = s.weights, s.weight_bits, s.maxima, n
     low, high, above = _ONE_KEY, _UNIT_KEY + 1, np.int64(0)
@@ -162,8 +168,8 @@ def _nucleus(n: int, need: int, s: Scratch) -> tuple[float, int]:
     return np.float64(cut), (need - above + cut - 1) // cut
 
 
-@_jit_any_order
-def _portion(weights: Any, start: int, stop: int, cut: float) -> tuple[float, int]:
+@jit_any_order
+def _portion(weights: Any, start: int, stop: int, cut: float) -> tuple[Any, Any]:
     """Sum of the weights above `cut` in [start, stop), and how many equal it."""
     mass = 0.0
     equal = np.int32(0)
@@ -174,8 +180,8 @@ def _portion(weights: Any, start: int, stop: int, cut: float) -> tuple[float, in
     return mass, equal
 
 
-@_jit
-def _walk(weights: Any, n: int, maxima: Any, cut: float, ties: int, target: float) -> tuple[int, float]:
+@jit
+def _walk(weights: Any, n: int, maxima: Any, cut: float, ties: int, target: float) -> tuple[int, Any]:
     """The index at which the running sum of kept weights first exceeds `target` (-1: none), and the sum so far.
 
     Kept are the weights above `cut` and the first `ties` of those that equal it.
@@ -186,7 +192,7 @@ def _walk(weights: Any, n: int, maxima: Any, cut: float, ties: int, target: floa
             continue
         stop = min(n, start + SAMPLE_BLOCK)
         mass, equal = _portion(weights, start, stop, cut)
-        taken = min(ties, np.int64(equal))
+        taken: Any = min(ties, np.int64(equal))
         mass += taken * cut
         if done + mass > target:
             for i in range(start, stop):
@@ -202,7 +208,7 @@ def _walk(weights: Any, n: int, maxima: Any, cut: float, ties: int, target: floa
     return -1, done
 
 
-@_jit
+@jit
 def _draw(n: int, total: int, top_p: float, min_p: float, u: float, s: Scratch) -> int:
     """The index of one of the `n` weights, after top-p and min-p, chosen by `u` in [0, 1)."""
     cut, ties = 0.0, np.int64(0)
@@ -218,8 +224,8 @@ def _draw(n: int, total: int, top_p: float, min_p: float, u: float, s: Scratch) 
     return index
 
 
-@_jit
-def _choose(call: Any, real: Any, values: Any, bits: Any, highest: int, s: Scratch) -> int:
+@jit
+def _choose(call: Any, real: Any, values: Any, bits: Any, highest: int, s: Scratch) -> Any:
     """The token, from values that bias, mask and penalties have gone over; -1 would be a fault of this module."""
     n = len(values)
     first = first_of(bits, n, s.maxima, highest)
@@ -239,7 +245,7 @@ def _choose(call: Any, real: Any, values: Any, bits: Any, highest: int, s: Scrat
     return np.int64(s.ids[index]) if index >= 0 else -1
 
 
-@_jit
+@jit
 def _report(call: Any, real: Any, logits: Any, bits: Any, highest: int, alternatives: Any, s: Scratch) -> None:
     """What log-softmax of the raw logits needs, and the ids of the most probable tokens, best first."""
     n, k = len(logits), len(alternatives)
@@ -249,7 +255,7 @@ def _report(call: Any, real: Any, logits: Any, bits: Any, highest: int, alternat
         for i in range(n):
             s.ids[i] = i
     listed = 0
-    for j in range(min(k, n)):
+    for j in range(k):
         key = key_of(bits[s.ids[j]])
         if key == -INFINITY_KEY:
             continue
@@ -265,10 +271,10 @@ def _report(call: Any, real: Any, logits: Any, bits: Any, highest: int, alternat
     real[SampleCall.TOTAL] = _weigh(logits, n, top, 1.0, s.weights, s.weight_bits, s.maxima) / _UNIT
 
 
-_scratch_bytes = _jit(sample_scratch_bytes)
+_scratch_bytes = jit(sample_scratch_bytes)
 
 
-@_jit
+@jit
 def _in_range(call: Any, real: Any) -> bool:
     n = call[SampleCall.VOCAB]
     return (
@@ -287,7 +293,7 @@ def _in_range(call: Any, real: Any) -> bool:
     )
 
 
-@_jit
+@jit
 def sample(
     call: Any,
     real: Any,
@@ -301,7 +307,7 @@ def sample(
     alternatives: Any,
     s: Scratch,
 ) -> int:
-    """The body of `sample_row` over arrays of true extent; `real` is the float64 view of `call`, `bits` the int32 of `logits`."""
+    """The body of `sample_row` over arrays; `real` is the float64 view of `call`, `bits` the int32 one of `logits`."""
     n = len(logits)
     lowest, highest = scan(bits, n, s.maxima)
     if lowest < -INFINITY_KEY or highest >= INFINITY_KEY or highest == -INFINITY_KEY:
@@ -334,7 +340,7 @@ def sample(
 
 
 def sample_row(address: int) -> int:
-    """Choose one token as the SampleCall record at `address` asks; gives a SampleStatus. Calls must not share scratch."""
+    """Choose one token as the SampleCall record at `address` asks; gives a SampleStatus."""
     call = i64_at(address, CALL_FIELDS)
     real = f64_at(address, CALL_FIELDS)
     if not _in_range(call, real):

@@ -1,8 +1,9 @@
 """Finding the largest of many numbers without sorting: thresholds on integer keys, by bisection with vectorised passes.
 
-Arrays hold the int32 bits of float32 numbers; a key orders bits as the numbers are ordered. Numbers are taken in blocks of SAMPLE_BLOCK whose maxima are known, so that a pass leaves out blocks it does not concern.
-Loops that start inside an array run over unsigned indices: numba then leaves out the test for negative ones, which would
-keep them from being vectorised.
+Arrays hold the int32 bits of float32 numbers; a key orders bits as the numbers are ordered. Numbers are taken in
+blocks of SAMPLE_BLOCK whose maxima are known, so that a pass leaves out blocks it does not concern. Loops that start
+inside an array run over unsigned indices: numba then omits the test for negative ones, which would keep them from being
+vectorised.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ import numpy as np
 
 from edge_llm.kernels.layout import SAMPLE_BLOCK
 
-_jit = numba.njit(error_model="numpy")
+jit = numba.njit(error_model="numpy")
 # Only for sums of whole numbers below 2**53, which no order of adding rounds.
-_jit_any_order = numba.njit(error_model="numpy", fastmath={"reassoc"})
+jit_any_order = numba.njit(error_model="numpy", fastmath={"reassoc"})
 
 INFINITY_KEY = 0x7F800000
 """key of plus infinity; minus it is the key of minus infinity, and NaNs lie beyond both"""
 _LEAST = np.int32(-(2**31))
 
 
-@_jit
-def key_of(bits: int) -> int:
-    """The int32 that orders as the float32 of these int32 `bits` does; -0.0 and 0.0 are one. The bits of a key, as well."""
+@jit
+def key_of(bits: int) -> Any:
+    """The int32 that orders as the float32 of these int32 `bits` does, -0.0 as 0.0; given a key, the bits."""
     return np.int32(bits if bits >= 0 else _LEAST - bits)
 
 
-@_jit
-def scan(bits: Any, n: int, maxima: Any) -> tuple[int, int]:
+@jit
+def scan(bits: Any, n: int, maxima: Any) -> tuple[Any, Any]:
     """Lowest and highest key of `bits` [n]; `maxima` gets the bits of the largest of each block."""
     lowest = highest = key_of(bits[0])
     for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
@@ -41,10 +42,10 @@ def scan(bits: Any, n: int, maxima: Any) -> tuple[int, int]:
             lowest = min(lowest, key)
         maxima[block] = key_of(top)
         highest = max(highest, top)
-    return lowest, highest
+    return np.int64(lowest), np.int64(highest)
 
 
-@_jit
+@jit
 def first_of(bits: Any, n: int, maxima: Any, key: int) -> int:
     """The lowest index that holds `key`, the highest one that `scan` found."""
     block = 0
@@ -56,8 +57,8 @@ def first_of(bits: Any, n: int, maxima: Any, key: int) -> int:
     return i
 
 
-@_jit
-def count_from(bits: Any, n: int, threshold: int) -> int:
+@jit
+def count_from(bits: Any, n: int, threshold: int) -> Any:
     """How many of `bits` [n] have a key at or above `threshold`."""
     least = np.int32(threshold)
     found = np.int32(0)
@@ -66,7 +67,7 @@ def count_from(bits: Any, n: int, threshold: int) -> int:
     return found
 
 
-@_jit_any_order
+@jit_any_order
 def _block_mass(weights: Any, start: int, stop: int, least: np.float32) -> float:
     mass = 0.0
     for i in range(np.uint64(start), np.uint64(stop)):
@@ -74,8 +75,8 @@ def _block_mass(weights: Any, start: int, stop: int, least: np.float32) -> float
     return mass
 
 
-@_jit
-def mass_from(weights: Any, n: int, maxima: Any, threshold: int) -> int:
+@jit
+def mass_from(weights: Any, n: int, maxima: Any, threshold: int) -> Any:
     """Sum of those `weights` [n], whole float32 numbers, whose key is at or above `threshold`."""
     least = np.int32(threshold).view(np.float32)
     mass = 0.0
@@ -85,8 +86,8 @@ def mass_from(weights: Any, n: int, maxima: Any, threshold: int) -> int:
     return np.int64(mass)
 
 
-@_jit
-def gather(bits: Any, n: int, maxima: Any, low: int, high: int, band: Any, ids: Any) -> int:
+@jit
+def gather(bits: Any, n: int, maxima: Any, low: int, high: int, band: Any, ids: Any) -> Any:
     """Put bits and indices of those with a key in [low, high) into `band` and `ids`, by rising index; gives how many.
 
     `band` may be `bits` itself.
@@ -103,9 +104,9 @@ def gather(bits: Any, n: int, maxima: Any, low: int, high: int, band: Any, ids: 
     return np.int64(found)
 
 
-@_jit
+@jit
 def narrow_count(bits: Any, n: int, low: int, high: int, need: int, width: int) -> tuple[int, int]:
-    """Bisect [low, high) until it is at most `width`: `need` of `bits` [n] have keys from `low` on, fewer from `high` on.
+    """Bisect [low, high) to `width`, so that `need` of `bits` [n] have keys from `low` on, but not from `high` on.
 
     Gives `low` anew and how many have keys from the new `high` on, there being none from the given one on.
     """
@@ -121,11 +122,11 @@ def narrow_count(bits: Any, n: int, low: int, high: int, need: int, width: int) 
     return low, above
 
 
-@_jit
+@jit
 def narrow_mass(
     weights: Any, n: int, maxima: Any, low: int, high: int, need: int, above: int, width: int
 ) -> tuple[int, int, int]:
-    """Bisect [low, high) until it is at most `width`: the weights from `low` on sum to `need`, those from `high` on do not.
+    """Bisect [low, high) to `width`, so that the weights from `low` on sum to `need`, but not those from `high` on.
 
     `above` is the sum of weights from `high` on, which are not among `weights` [n]. Gives low, high and above anew.
     """
@@ -141,7 +142,7 @@ def narrow_mass(
     return low, high, above
 
 
-@_jit
+@jit
 def largest(bits: Any, n: int, maxima: Any, highest: int, k: int, band: Any, ids: Any) -> None:
     """Put bits and indices of the `k` < n largest into `band` and `ids` [n], by rising index.
 

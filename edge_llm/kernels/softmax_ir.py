@@ -16,8 +16,17 @@ from numba.extending import intrinsic
 
 from edge_llm.kernels.layout import SPLIT, TILE
 from edge_llm.kernels.lowering import fma
-from edge_llm.kernels.tile_product import BYTE_DOT, DIM_STEP, LANES, LOWERING, MAX_VECTORS, WEIGHT_TERMS, code_limit, element
-from edge_llm.kernels.vector_ir import F32, I8, I16, I32, I64, broadcast, constant, load, slice_lanes, store, vector
+from edge_llm.kernels.tile_product import (
+    BYTE_DOT,
+    DIM_STEP,
+    LANES,
+    LOWERING,
+    MAX_VECTORS,
+    WEIGHT_TERMS,
+    code_limit,
+    element,
+)
+from edge_llm.kernels.vector_ir import F32, I32, I64, broadcast, constant, load, slice_lanes, store, vector
 
 MASKED = -3.0e38
 """score of a row that is not attended to"""
@@ -137,21 +146,6 @@ def _maximum(builder: Any, scores: Any, tiles: Any, low: Any, high: Any, sink_ti
     return _reduce(builder, builder.load(best), lambda a, b: _max(builder, a, b))
 
 
-def _store_codes(builder: Any, codes: Any, address: Any) -> None:
-    """Write codes (the low 16 bits) of consecutive rows into the planes; the first one's byte is at `address`."""
-    lanes = codes.type.count
-    if BYTE_DOT and WEIGHT_TERMS == 2:
-        terms = [builder.lshr(codes, constant(I32, lanes, 7)), builder.and_(codes, constant(I32, lanes, 127))]
-    elif BYTE_DOT:
-        terms = [codes]
-    else:
-        orders = [vector(I32, lanes // 2)([*range(parity, lanes, 2)]) for parity in range(2)]
-        terms = [builder.shuffle_vector(codes, codes, order) for order in orders]
-    for plane, term in enumerate(terms):
-        narrow = vector(I8 if BYTE_DOT else I16, term.type.count)
-        store(builder, builder.trunc(term, narrow), builder.add(address, I64(plane * SPLIT)), 4)
-
-
 def _quantise_tile(builder: Any, weights: list[Any], codes: Any, scale: Any) -> None:
     """Codes of a tile's weights; `scale` gets what a code is worth. All 0 if the greatest weight is below TINY."""
     limit = code_limit(WEIGHT_TERMS)
@@ -160,24 +154,43 @@ def _quantise_tile(builder: Any, weights: list[Any], codes: Any, scale: Any) -> 
     worth = builder.fcmp_ordered(">", greatest, F32(TINY))
     inverse = builder.select(worth, builder.fdiv(F32(limit), greatest), F32(0.0))
     store(builder, builder.select(worth, builder.fmul(greatest, F32(1.0 / limit)), F32(0.0)), scale, 4)
-    factor = broadcast(builder, inverse, LANES)
-    for i, weight in enumerate(weights):
-        rounded = builder.fadd(builder.fmul(weight, factor), constant(F32, LANES, _ROUND))
-        _store_codes(builder, builder.bitcast(rounded, vector(I32, LANES)), builder.add(codes, I64(i * LANES)))
+    factor, magic = broadcast(builder, inverse, LANES), constant(F32, LANES, _ROUND)
+    rounded = [builder.bitcast(fma(builder, LOWERING, weight, factor, magic), vector(I32, LANES)) for weight in weights]
+    quarter = TILE // 4 // LANES
+    for i in range(quarter):
+        # the codes of the rows that lie side by side in the tile of values, one of each quarter
+        for plane, words in enumerate(_pack(builder, rounded[i::quarter])):
+            store(builder, words, builder.add(codes, I64(plane * SPLIT + 4 * LANES * i)), 4)
+
+
+def _pack(builder: Any, codes: list[Any]) -> list[Any]:
+    """The planes of four vectors of codes, which are the low 16 bits of 32-bit lanes."""
+
+    def both(low: Any, high: Any, bits: int, mask: int) -> Any:
+        lanes = low.type.count
+        low = builder.and_(low, constant(I32, lanes, mask))
+        return builder.or_(low, builder.shl(high, constant(I32, lanes, bits)))
+
+    even, odd = both(codes[0], codes[2], 16, 0xFFFF), both(codes[1], codes[3], 16, 0xFFFF)
+    if not BYTE_DOT:
+        return [even, odd]
+    seven = constant(I32, LANES, 0x007F007F)
+    if WEIGHT_TERMS == 1:
+        return [both(even, odd, 8, 0x00FF00FF)]
+    high = [builder.and_(builder.lshr(pair, constant(I32, LANES, 7)), seven) for pair in (even, odd)]
+    return [both(*high, 8, 0x007F007F), both(even, builder.and_(odd, seven), 8, 0x007F007F)]
 
 
 def _softmax(builder: Any, args: list[Any], int8: tuple[Any, Any, Any] | None) -> None:
-    scores, tiles, low, high, sink_tiles, cap, state = args
-    maximum = _maximum(builder, scores, tiles, low, high, sink_tiles, cap)
-    shift = broadcast(builder, maximum, LANES)
+    scores, tiles, state = args
+    shift = broadcast(builder, load(builder, state, F32, 4), LANES)
     total = cgutils.alloca_once_value(builder, constant(F32, LANES, 0.0))
 
     def tile(i: Any) -> None:
         first = builder.mul(i, I64(TILE))
         place = element(builder, scores, first)
         weights = [_exp2(builder, builder.fsub(score, shift)) for score in _load_tile(builder, place)]
-        tile_sum = _tree(weights, lambda a, b: builder.fadd(a, b))
-        builder.store(builder.fadd(builder.load(total), tile_sum), total)
+        builder.store(builder.fadd(builder.load(total), _tree(weights, builder.fadd)), total)
         if int8 is None:
             _store_tile(builder, weights, place)
             return
@@ -187,37 +200,47 @@ def _softmax(builder: Any, args: list[Any], int8: tuple[Any, Any, Any] | None) -
         _quantise_tile(builder, weights, builder.add(codes, first), element(builder, scales, i, 4 * MAX_VECTORS))
 
     _each_tile(builder, tiles, tile)
-    store(builder, maximum, state, 4)
-    store(builder, _reduce(builder, builder.load(total), lambda a, b: builder.fadd(a, b)), element(builder, state, 1), 4)
+    store(builder, _reduce(builder, builder.load(total), builder.fadd), element(builder, state, 1), 4)
 
 
 @intrinsic
-def softmax_f32(_: Any, scores: Any, tiles: Any, low: Any, high: Any, sink_tiles: Any, cap: Any, state: Any) -> Any:
-    """Scores of one vector and split become weights 2^(score - maximum), in place; (maximum, sum) go to `state`.
+def find_maximum(_: Any, scores: Any, tiles: Any, low: Any, high: Any, sink_tiles: Any, cap: Any, state: Any) -> Any:
+    """Cap and mask the scores of one vector and split, in place; their maximum goes to `state`.
 
     Bit i of `tiles`: tile i takes part. A row counts if low <= row <= high, or if its tile is below `sink_tiles` and
     row <= high (rows count from the split's first position). `cap`: a float32, see `_cap`; 0: off.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _softmax(builder, args, None)
+        store(builder, _maximum(builder, *args[:-1]), args[-1], 4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5, types.float32, types.int64), generate
 
 
 @intrinsic
-def softmax_int8(_: Any, scores: Any, tiles: Any, low: Any, high: Any, sink_tiles: Any, cap: Any, state: Any, value_scales: Any, codes: Any, scales: Any) -> Any:
-    """As `softmax_f32`; the weights times the rows' value scales then become `codes` for `values_int8`.
+def softmax_f32(_: Any, scores: Any, tiles: Any, state: Any) -> Any:
+    """The scores become weights 2^(score - maximum), in place; `state` is (maximum, then their sum)."""
 
-    `value_scales`: int64 [tiles], addresses of float32 [TILE]. `scales`: float32 [tiles][MAX_VECTORS], this vector's column.
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _softmax(builder, args, None)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
+
+
+@intrinsic
+def softmax_int8(_: Any, scores: Any, tiles: Any, state: Any, value_scales: Any, codes: Any, scales: Any) -> Any:
+    """As `softmax_f32`, but the weights, times the rows' value scales, become `codes` for `values_int8`.
+
+    `value_scales`: int64 [tiles], addresses of float32 [TILE]. `scales`: float32 [tiles][MAX_VECTORS], the vector's column.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _softmax(builder, args[:7], args[7:])
+        _softmax(builder, args[:3], args[3:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5, types.float32, *[types.int64] * 4), generate
+    return types.void(*[types.int64] * 6), generate
 
 
 @intrinsic

@@ -21,7 +21,20 @@ from numba.extending import intrinsic
 
 from edge_llm.kernels.layout import SPLIT, TILE
 from edge_llm.kernels.lowering import AVX2, AVX512VNNI, AVXVNNI, detect_lowering, dot_bytes, fma
-from edge_llm.kernels.vector_ir import F32, I8, I16, I32, I64, broadcast, call, constant, load, load_broadcast, store, vector
+from edge_llm.kernels.vector_ir import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    broadcast,
+    call,
+    constant,
+    load,
+    load_broadcast,
+    store,
+    vector,
+)
 
 LOWERING = detect_lowering()
 LANES = LOWERING.lanes
@@ -127,14 +140,18 @@ _Start = Callable[[int, Any, int], list[Any]]  # (vector, column, lanes) -> accu
 _Finish = Callable[[int, Any, list[Any]], None]  # (vector, column, accumulators)
 
 
-def _multiply(builder: Any, product: Any, tile: Any, columns: Any, steps: Any, xs: list[list[Any]], start: _Start, finish: _Finish) -> None:
+def _multiply(
+    builder: Any, product: Any, tile: Any, columns: Any, steps: Any, xs: list[list[Any]], start: _Start, finish: _Finish
+) -> None:
     """All columns of a tile times the vectors whose planes begin at `xs`."""
     row_bytes = builder.mul(columns, I64(4))
 
     def block(first: Any, blocks: int, lanes: int) -> None:
         places = [builder.add(first, I64(lanes * i)) for i in range(blocks)]
         kind = vector(product.kind, lanes)
-        cells = [[[cgutils.alloca_once(builder, kind) for _ in range(product.accumulators)] for _ in places] for _ in xs]
+        cells = [
+            [[cgutils.alloca_once(builder, kind) for _ in range(product.accumulators)] for _ in places] for _ in xs
+        ]
         for v, row in enumerate(cells):
             for cell, place in zip(row, places, strict=True):
                 for slot, value in zip(cell, start(v, place, lanes), strict=True):
@@ -144,7 +161,10 @@ def _multiply(builder: Any, product: Any, tile: Any, columns: Any, steps: Any, x
             line = element(builder, corner, loop.index, row_bytes)
             loaded = [product.load(builder, builder.add(line, I64(4 * lanes * i)), lanes) for i in range(blocks)]
             for planes, row in zip(xs, cells, strict=True):
-                x = [load_broadcast(builder, element(builder, plane, loop.index), product.kind, lanes) for plane in planes]
+                x = [
+                    load_broadcast(builder, element(builder, plane, loop.index), product.kind, lanes)
+                    for plane in planes
+                ]
                 for part, cell in zip(loaded, row, strict=True):
                     sums = product.add(builder, [builder.load(slot) for slot in cell], part, x)
                     for slot, value in zip(cell, sums, strict=True):
@@ -186,7 +206,9 @@ def _switch(builder: Any, vectors: Any, emit: Callable[[int], None]) -> None:
 
 
 @intrinsic
-def scores_int8(_: Any, vectors: Any, tile: Any, codes: Any, dim: Any, out: Any, key_scales: Any, scales: Any, sums: Any) -> Any:
+def scores_int8(
+    _: Any, vectors: Any, tile: Any, codes: Any, dim: Any, out: Any, key_scales: Any, scales: Any, sums: Any
+) -> Any:
     """out[v] = scales[v] * key_scales * (tile . codes[v]), float32 [TILE], SPLIT apart.
 
     `tile`: uint8 [dim / 4][TILE][4], codes + 128. `codes`: planes of `dim` bytes. `sums`: int32, -128 * sum(codes[v]).
@@ -196,7 +218,9 @@ def scores_int8(_: Any, vectors: Any, tile: Any, codes: Any, dim: Any, out: Any,
         vectors, tile, codes, dim, out, key_scales, scales, sums = args
 
         def emit(n: int) -> None:
-            planes = [[element(builder, codes, v * _KEYS.planes + p, dim) for p in range(_KEYS.planes)] for v in range(n)]
+            planes = [
+                [element(builder, codes, v * _KEYS.planes + p, dim) for p in range(_KEYS.planes)] for v in range(n)
+            ]
 
             def start(v: int, column: Any, lanes: int) -> list[Any]:
                 first = load_broadcast(builder, element(builder, sums, v), I32, lanes)
@@ -252,7 +276,10 @@ def values_int8(_: Any, vectors: Any, tile: Any, codes: Any, dim: Any, out: Any,
         vectors, tile, codes, dim, out, out_stride, scales = args
 
         def emit(n: int) -> None:
-            planes = [[builder.add(codes, I64((v * _VALUES.planes + p) * SPLIT)) for p in range(_VALUES.planes)] for v in range(n)]
+            planes = [
+                [builder.add(codes, I64((v * _VALUES.planes + p) * SPLIT)) for p in range(_VALUES.planes)]
+                for v in range(n)
+            ]
             outs = [element(builder, out, v, out_stride) for v in range(n)]
 
             def start(v: int, column: Any, lanes: int) -> list[Any]:

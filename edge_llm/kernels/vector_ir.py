@@ -1,4 +1,4 @@
-"""Small builders of LLVM vector code, for kernels written as IR inside Numba `@intrinsic`s. Nothing here depends on the CPU.
+"""Small builders of LLVM vector code, for kernels written as IR inside Numba `@intrinsic`s, the same for every CPU.
 
 Every function takes the llvmlite builder first. An address is an i64 value; `align` is the number of bytes the address
 is known to be a multiple of. What depends on the CPU (dot product, fused multiply-add, fp16) is in `lowering`.
@@ -64,7 +64,7 @@ def load_broadcast(builder: Any, address: Any, element: ir.Type, lanes: int, ali
 
 
 def load_broadcast_bytes(builder: Any, address: Any, lanes: int, align: int = 4) -> Any:
-    """i8 [4 * lanes]: the four bytes at `address` in every lane of 32 bits (the activations or queries of a dot product)."""
+    """i8 [4 * lanes]: the four bytes at `address` in every lane of 32 bits, as a dot product takes activations."""
     return builder.bitcast(load_broadcast(builder, address, I32, lanes, align), vector(I8, 4 * lanes))
 
 
@@ -85,9 +85,3 @@ def call(builder: Any, name: str, result: ir.Type, arguments: list[Any]) -> Any:
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(result, [argument.type for argument in arguments]), name)
     return builder.call(function, arguments)
-
-
-def prefetch(builder: Any, address: Any) -> None:
-    """Ask for the cache line at `address` (any value: a prefetch cannot fault) into every level of cache, for reading."""
-    pointer = builder.inttoptr(address, I8.as_pointer())
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(3), I32(1)])

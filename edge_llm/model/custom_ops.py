@@ -126,8 +126,9 @@ class OpSpec:
     inputs: tuple[ElementType, ...]
     outputs: tuple[ElementType, ...]
     compute: str
-    tasks: tuple[str, ...]
+    phases: tuple[str, ...]
     fill: Fill
+    plan: str | None = None
     optional_inputs: frozenset[int] = field(default_factory=frozenset)
     message: str = ""
 
@@ -208,7 +209,8 @@ SPECS = (
         inputs=(_F32, _U8, _F16, _F32),
         outputs=(_F32,),
         compute="block_linear",
-        tasks=("linear_quantise", "linear_task"),
+        plan="linear_plan",
+        phases=("linear_quantise", "linear_task"),
         fill=_fill_linear,
         optional_inputs=frozenset({3}),
         message="BlockLinear: x is no whole number of rows, or has too many",
@@ -218,7 +220,7 @@ SPECS = (
         inputs=(_I64, _U8, _F16),
         outputs=(_F32,),
         compute="block_embedding",
-        tasks=("embedding_row",),
+        phases=("embedding_row",),
         fill=_fill_linear,
         message="BlockEmbedding: a token id lies outside the vocabulary, or there are too many rows",
     ),
@@ -227,7 +229,7 @@ SPECS = (
         inputs=(_F32, _F32),
         outputs=(_F32,),
         compute="rms_norm",
-        tasks=("norm_row",),
+        phases=("norm_row",),
         fill=_fill_norm,
         message="RmsNorm: x is no whole number of rows, or has too many",
     ),
@@ -236,7 +238,7 @@ SPECS = (
         inputs=(_F32, _F32, _F32),
         outputs=(_F32, _F32),
         compute="add_rms_norm",
-        tasks=("add_norm_row",),
+        phases=("add_norm_row",),
         fill=_fill_norm,
         message="AddRmsNorm: residual and delta are no whole number of rows of the same count",
     ),
@@ -245,7 +247,7 @@ SPECS = (
         inputs=(_F32,),
         outputs=(_F32,),
         compute="gated_activation",
-        tasks=("activation_row",),
+        phases=("activation_row",),
         fill=_fill_activation,
         message="GatedActivation: x is no whole number of rows, or has too many",
     ),
@@ -254,7 +256,8 @@ SPECS = (
         inputs=(_F32, ElementType.INT32, _F32, _I64, _F32, _F32),
         outputs=(_F32,),
         compute="ring_attention",
-        tasks=("attention_prepare", "attention_task", "attention_merge"),
+        plan="attention_plan",
+        phases=("attention_prepare", "attention_task", "attention_merge"),
         fill=_fill_attention,
         optional_inputs=frozenset({4, 5}),
         message="RingAttention: segments, positions or sizes do not fit the cache",
@@ -338,8 +341,10 @@ class SessionOps:
             state[slot] = self._api.address(entry)
         state[Op.MESSAGE] = message
         state[Op.WORKSPACE] = self.workspace.ctypes.data
-        for i, task in enumerate(spec.tasks):
-            state[Op.FIRST_TASK + i] = self._kernels.address(task)
+        if spec.plan is not None:
+            state[Op.PLAN] = self._kernels.address(spec.plan)
+        for i, phase in enumerate(spec.phases):
+            state[Op.FIRST_PHASE + i] = self._kernels.address(phase)
         spec.fill(Node(self._api, info, spec.name), state, self)
         self._states.append(state)
         return state

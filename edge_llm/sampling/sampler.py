@@ -1,4 +1,4 @@
-"""The host's side of sampling: keeps each request's parameters, seed and history as the kernel reads them, and calls it."""
+"""The host's side of sampling: keeps each request's parameters and history as the kernel reads them, and calls it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A chosen token. Log-probabilities are natural ones under the raw logits, and given only if they were asked for."""
+    """A chosen token. Log-probabilities are natural ones under the raw logits, given only if they were asked for."""
 
     token_id: int
     logprob: float | None = None
@@ -110,8 +110,8 @@ class SequenceSampler:
         record[SampleCall.LOGPROBS] = self._reports
         record[SampleCall.ALTERNATIVES] = self._alternatives.size
         record[SampleCall.ALTERNATIVE_IDS] = self._alternatives.ctypes.data
-        record[SampleCall.TOP_K] = params.top_k
-        record.view(np.uint64)[SampleCall.SEED] = params.seed
+        record[SampleCall.TOP_K] = params.top_k or 0
+        record.view(np.uint64)[SampleCall.SEED] = self.seed
         reals[SampleCall.REPETITION] = params.repetition_penalty
         reals[SampleCall.PRESENCE] = params.presence_penalty
         reals[SampleCall.FREQUENCY] = params.frequency_penalty
@@ -139,8 +139,8 @@ class SequenceSampler:
         record[SampleCall.MASK] = 0 if mask is None else _address(mask, np.int32, (vocab + 31) // 32, "mask")
         if self._history is not None:
             record[SampleCall.HISTORY] = self._history.size
-            record[SampleCall.HISTORY_IDS] = self._history.ids.ctypes.data
-            record[SampleCall.HISTORY_COUNTS] = self._history.counts.ctypes.data
+            record[SampleCall.HISTORY_IDS] = _pointer(self._history.ids)
+            record[SampleCall.HISTORY_COUNTS] = _pointer(self._history.counts)
         status = self._sampler.run(self._record_address)
         if status != SampleStatus.OK:
             raise _failure(status)
@@ -163,7 +163,7 @@ class SequenceSampler:
     def copy(self) -> SequenceSampler:
         """An independent one with the same parameters, seed and history: for a fork of the conversation."""
         twin = SequenceSampler(self._sampler, self.params)
-        twin._history = self._history and self._history.copy()
+        twin._history = self._history.copy() if self._history else None
         return twin
 
 
@@ -198,7 +198,11 @@ def _address(array: np.ndarray, dtype: Any, size: int, name: str) -> int:
         raise GenerationError(
             f"{name} must be {np.dtype(dtype)} [{size}] in one piece, not {array.dtype} {list(array.shape)}"
         )
-    return int(array.__array_interface__["data"][0])
+    return _pointer(array)
+
+
+def _pointer(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])  # `array.ctypes` builds an object on every use
 
 
 def _failure(status: int) -> RuntimeFailure:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from edge_llm.errors import ParameterError, TemplateError, quoted
 from edge_llm.messages import Message, Role, ToolCall
-from edge_llm.text.prompt import FIRST_REPLAY, SCAFFOLD, PromptText, RenderedPrompt
+from edge_llm.text.prompt import CONTENT, FIRST_REPLAY, SCAFFOLD, PromptText, RenderedPrompt
 from edge_llm.text.template_budget import Budget
 from edge_llm.text.template_sandbox import Sandbox
 
@@ -71,8 +71,9 @@ class ChatTemplate:
         """
         given = self._checked(variables or {})
         replays = tuple(message for message in messages if message.token_ids is not None)
+        origins = {id(message): chr(FIRST_REPLAY + i) for i, message in enumerate(replays)}
         data = {
-            "messages": [_message(message, replays) for message in messages],
+            "messages": [_message(message, origins.get(id(message), CONTENT)) for message in messages],
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -109,15 +110,14 @@ def _dict(**entries: Any) -> dict[str, Any]:
     return entries
 
 
-def _message(message: Message, replays: Sequence[Message]) -> dict[str, Any]:
+def _message(message: Message, origin: str) -> dict[str, Any]:
     """A message as templates know it: what is not there has no key; an answer that only calls tools has content ""."""
-    content = message.content
-    if not isinstance(content, str):
+    if not isinstance(message.content, str):
         raise ParameterError("the content of a message must be text")
-    for i, replay in enumerate(replays):
-        if replay is message:
-            content = PromptText.of(content, chr(FIRST_REPLAY + i))
-    shown: dict[str, Any] = {"role": PromptText.of(Role(message.role).value, SCAFFOLD), "content": content}
+    shown: dict[str, Any] = {
+        "role": PromptText.of(Role(message.role).value, SCAFFOLD),
+        "content": PromptText.of(message.content, origin),
+    }
     if message.name is not None:
         shown["name"] = message.name
     if message.tool_calls:
@@ -145,7 +145,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _characters(value: Any) -> int:
-    """Characters of all texts in a JSON-like value. Raises `ParameterError` if it is something else or nests too deeply."""
+    """Characters of all texts in a JSON-like value. Raises `ParameterError` if it is something else or too deep."""
     total = 0
     pending = [(value, 0)]
     while pending:

@@ -29,7 +29,10 @@ _BYTES_PER_ITEM = 64
 
 
 class Budget:
-    """The allowance of one render, given the conversation's size in characters. Each method raises `TemplateError` at its end."""
+    """The allowance of one render, given the conversation's size in characters.
+
+    Each method raises `TemplateError` once the allowance is used up.
+    """
 
     def __init__(self, input_characters: int, seconds: float = MAX_SECONDS) -> None:
         self._longest = BASE_TEXT + TEXT_PER_INPUT * input_characters
@@ -70,7 +73,7 @@ class Budget:
             raise _exhausted("memory")
 
     def measure(self, value: object) -> int:
-        """Characters that `value` would print, at least; walks it all first, since a small value can hold itself a million times."""
+        """Characters that `value` would print, at least. Walks it all: a list may hold another many times."""
         total = 0
         stack: list[Iterator[object]] = [iter((value,))]
         while stack:

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any
 
 from edge_llm.errors import TemplateError
-from edge_llm.text.prompt import concat, join
+from edge_llm.text.prompt import PromptText, concat, join
 from edge_llm.text.template_budget import MAX_INTEGER_BITS, Budget
 
 MAX_WIDTH = 64
@@ -25,14 +25,19 @@ MAX_DIGITS = 15
 MAX_NEEDLE = 256
 """searching from the right takes the product of both lengths"""
 
-TEXT_METHODS = frozenset(
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TEXT_METHODS = words(
     "capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower lstrip "
-    "removeprefix removesuffix replace rfind rindex rsplit rstrip split splitlines startswith strip title upper".split()
+    "removeprefix removesuffix replace rfind rindex rsplit rstrip split splitlines startswith strip title upper"
 )
 METHODS: tuple[tuple[type | UnionType, frozenset[str]], ...] = (
     (str, TEXT_METHODS),
-    (Mapping, frozenset(("get", "items", "keys", "values"))),
-    (list | tuple, frozenset(("count", "index"))),
+    (Mapping, words("get items keys values")),
+    (list | tuple, words("count index")),
 )
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -74,18 +79,19 @@ def refused(what: str) -> TemplateError:
 
 
 class Library:
-    """Operations on values under a budget, which is set before each render. `undefined` is the engine's type of missing values."""
+    """Operations on values under a budget, which is set before each render.
+
+    `undefined` is the type of missing values.
+    """
 
     def __init__(self, undefined: type) -> None:
         self.budget = Budget(0)
         self._undefined = undefined
-        names = (
-            "capitalize count dictsort first float indent int items join last length list lower map reject rejectattr "
-            "replace reverse round safe select selectattr sort string title tojson trim unique upper"
-        )
-        self.filters: dict[str, Callable[..., Any]] = {name: getattr(self, f"filter_{name}") for name in names.split()}
-        self.filters |= {"default": self.filter_default, "d": self.filter_default}
         self.tests: dict[str, Callable[..., Any]] = {}
+        self.filters: dict[str, Callable[..., Any]] = {
+            name.removeprefix("filter_"): getattr(self, name) for name in dir(self) if name.startswith("filter_")
+        }
+        self.filters["d"] = self.filter_default
 
     # -- values
 
@@ -122,7 +128,7 @@ class Library:
         return self._method(value, key) or self._undefined(obj=value, name=key)
 
     def attribute(self, value: Any, name: str) -> Any:
-        """The method of that name, else `value[name]`, else undefined: `x.items()` works although x has a key "items"."""
+        """The method of that name, else `value[name]`, else undefined: `x.items()` works where x has a key "items"."""
         return self._method(value, name) or self.item(value, name)
 
     def _method(self, value: Any, name: Any) -> Method | None:
@@ -152,16 +158,18 @@ class Library:
 
     # -- operators
 
-    def compare(self, operation: str, left: Any, right: Any) -> bool:
-        self.budget.measure(left)
-        self.budget.measure(right)
-        return bool(_COMPARE[operation](left, right))
+    def compare(self, operations: str, *values: Any) -> bool:
+        """The values compared in a row, as in `a < b < c`; `operations` are keys of _COMPARE with spaces between."""
+        for value in values:
+            self.budget.measure(value)
+        steps = zip(operations.split(), values, values[1:], strict=False)
+        return all(_COMPARE[operation](left, right) for operation, left, right in steps)
 
-    def concat(self, *values: Any) -> str:
+    def concat(self, *values: Any) -> PromptText:
         """The operator ~."""
         return self.concat_texts([self.string(value) for value in values])
 
-    def concat_texts(self, texts: Sequence[str]) -> str:
+    def concat_texts(self, texts: Sequence[str]) -> PromptText:
         self.budget.text(sum(map(len, texts)))
         return concat(texts)
 
@@ -198,7 +206,8 @@ class Library:
             self.budget.measure(owner)
             return getattr(owner, name)(*args, **kwargs)
         if name == "join":
-            return self.filter_join(*args, owner, **kwargs)
+            (items,) = args
+            return self.filter_join(items, owner)
         if name == "replace":
             return self.filter_replace(owner, *args, **kwargs)
         if name in ("rfind", "rindex", "rsplit") and any(
@@ -276,7 +285,7 @@ class Library:
         value: Any,
         ensure_ascii: bool = False,
         indent: int | None = None,
-        separators: Sequence[str] | None = None,
+        separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
         """As JSON, not escaped for HTML. Its control tokens, if any, are content."""
@@ -285,7 +294,7 @@ class Library:
         self.budget.text(self.budget.measure(value))
         text = json.dumps(
             value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=sort_keys
-        )  # type: ignore[arg-type]
+        )
         self.budget.text(len(text))
         return text
 

@@ -8,18 +8,18 @@ Literals become texts of origin SCAFFOLD, so that the output knows what the temp
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
 from jinja2 import nodes, pass_context
-from jinja2.exceptions import TemplateSyntaxError
 from jinja2.exceptions import TemplateError as JinjaError
+from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.lexer import TokenStream
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -30,37 +30,41 @@ from jinja2.visitor import NodeTransformer
 from edge_llm.errors import TemplateError
 from edge_llm.text.prompt import SCAFFOLD, PromptText
 from edge_llm.text.template_budget import MAX_CALL_DEPTH, MAX_ITEMS, Budget
-from edge_llm.text.template_library import Library, Method, refused
+from edge_llm.text.template_library import Library, Method, refused, words
 
 MAX_SOURCE_BYTES = 256 << 10
-MAX_LEXED = 40_000
-MAX_NODES = 20_000
+MAX_LEXED = 30_000
+MAX_NODES = 10_000
 MAX_DEPTH = 100
 MAX_NAMES = 256
 
-_LOOP_ATTRIBUTES = frozenset(
-    "cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
-)
+_LOOP_ATTRIBUTES = words("cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0")
 _ALLOWED_NODES: frozenset[type[nodes.Node]] = frozenset(
     getattr(nodes, name)
-    for name in (
-        "Add And Assign AssignBlock Break Call CallBlock Compare Concat CondExpr Const Continue Dict Div Filter FilterBlock "
-        "FloorDiv For Getattr Getitem If Keyword List Macro Mod Mul NSRef Name Neg Not Operand Or Output Pair Pos Pow Scope "
-        "Slice Sub Template TemplateData Test Tuple With"
-    ).split()
+    for name in words(
+        "Template Output TemplateData Scope If For Break Continue Macro CallBlock FilterBlock With Assign AssignBlock"
+    )
+    | words(
+        "NSRef Name Const List Tuple Dict Pair Getattr Getitem Slice Call Keyword Filter Test CondExpr Compare Operand"
+    )
+    | words("And Or Not Concat Add Sub Mul Div FloorDiv Mod Pow Neg Pos")
 )
-_SAME_TESTS = (
-    "boolean defined false float integer iterable mapping none number sameas sequence string true undefined".split()
+_SAME_TESTS = words(
+    "boolean defined false float integer iterable mapping none number sameas sequence string true undefined"
 )
 _COMPARING_TESTS = {
-    "eq": "eq ==  equalto",
-    "ne": "ne !=",
-    "gt": "gt > greaterthan",
-    "gteq": "ge >=",
-    "lt": "lt < lessthan",
-    "lteq": "le <=",
-    "in": "in",
+    "eq": ("eq", "==", "equalto"),
+    "ne": ("ne", "!="),
+    "gt": ("gt", ">", "greaterthan"),
+    "gteq": ("ge", ">="),
+    "lt": ("lt", "<", "lessthan"),
+    "lteq": ("le", "<="),
+    "in": ("in",),
 }
+
+
+# Jinja's pattern of numbers takes 300 bytes of stack for each digit.
+_LONG_NUMBER = re.compile(r"[0-9_]{1000}")
 
 
 class _Generation(Extension):
@@ -76,10 +80,11 @@ class _Generation(Extension):
 class Sandbox(ImmutableSandboxedEnvironment):
     """One template, compiled once. `render` may be called by several threads; they take turns.
 
-    Raises `TemplateError` if the source is too large, broken, or uses what is not allowed.
+    `reads` are the names that the template looks up. Raises `TemplateError` if the source is too large, broken, or uses
+    what is not allowed.
     """
 
-    intercepted_binops = frozenset("+ - * / // % **".split())
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, source: str, functions: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(
@@ -91,6 +96,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
             raise TemplateError(f"the chat template is larger than {MAX_SOURCE_BYTES} bytes")
+        if _LONG_NUMBER.search(source):
+            _too_large()
         self.finalize = self._finalize
         self.library = Library(Undefined)
         self._literals: list[PromptText] = []
@@ -100,8 +107,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._add_operations()
         try:
             tree = self.parse(source)
-            self.reads = frozenset(find_undeclared_variables(tree)) - self.globals.keys()
-            _check(tree)
+            self.reads = _check(tree) - self.globals.keys()
             tree = _Rewrite(self._literals).visit(tree)
             self._template = self.template_class.from_code(self, self.compile(tree), self.globals)
         except TemplateError:
@@ -138,26 +144,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _add_operations(self) -> None:
         """What templates may name, and, under names that no template can write, what `_Rewrite` puts in."""
         library = self.library
-        self.tests = library.tests = {name: TESTS[name] for name in _SAME_TESTS}
-        self.tests |= {
-            name: _comparing(library, key) for key, names in _COMPARING_TESTS.items() for name in names.split()
-        }
-        self.tests["divisibleby"] = lambda value, number: library.arithmetic("%", value, number) == 0
-        self.tests["even"] = lambda value: library.arithmetic("%", value, 2) == 0
-        self.tests["odd"] = lambda value: library.arithmetic("%", value, 2) == 1
-        self.filters = library.filters | {
+        tests: dict[str, Any] = {name: TESTS[name] for name in _SAME_TESTS}
+        tests |= {name: partial(library.compare, key) for key, names in _COMPARING_TESTS.items() for name in names}
+        tests["divisibleby"] = lambda value, number: library.arithmetic("%", value, number) == 0
+        tests["even"] = lambda value: library.arithmetic("%", value, 2) == 0
+        tests["odd"] = lambda value: library.arithmetic("%", value, 2) == 1
+        inserted: dict[str, Any] = {
             "~": library.concat,
             "[:]": library.slice,
             "[]": library.collect,
             "{}": library.scalar,
+            "?": library.compare,
             "''": self._literals.__getitem__,
             "++": self._tick,
-            **{f"?{operation}": _comparing(library, operation) for operation in (*_COMPARING_TESTS, "notin")},
         }
+        self.tests = library.tests = tests
+        self.filters = library.filters | inserted
 
     # -- what compiled code calls
 
-    def concat(self, texts: Iterable[str]) -> PromptText:  # type: ignore[override]
+    def concat(self, texts: Iterable[str]) -> PromptText:
         return self.library.concat_texts(list(texts))
 
     @pass_context
@@ -189,7 +195,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self.getattr(obj, str(argument))
         return self.library.item(obj, argument)
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = self.library.budget
         budget.step(4)
         if isinstance(obj, Macro | LoopContext):
@@ -225,62 +231,75 @@ class _Rewrite(NodeTransformer):
 
     def __init__(self, literals: list[PromptText]) -> None:
         self._literals = literals
+        self._visitors: dict[type[nodes.Node], Callable[[Any], Any]] = {
+            nodes.Template: self._counted,
+            nodes.Macro: self._counted,
+            nodes.CallBlock: self._counted,
+            nodes.For: self._for,
+            nodes.Const: self._const,
+            nodes.TemplateData: self._data,
+            nodes.Concat: self._concat,
+            nodes.Compare: self._compare,
+            nodes.Getitem: self._getitem,
+            nodes.List: self._collect,
+            nodes.Tuple: self._collect,
+            nodes.Dict: self._collect,
+            nodes.Pair: self._pair,
+        }
 
-    def visit_Template(self, node: nodes.Template) -> nodes.Node:
-        return self._counted(node)
+    def get_visitor(self, node: nodes.Node) -> Callable[[Any], nodes.Node] | None:
+        return self._visitors.get(type(node))
 
-    visit_Macro = visit_CallBlock = visit_Template
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        count = _call("++", node, nodes.Const(_cost(node.test))) if node.test else None
+    def _for(self, node: nodes.For) -> nodes.Node:
+        cost = _cost(node.test) if node.test else 0
         self._counted(node)
-        if count:
-            node.test = nodes.And(count, node.test, lineno=node.lineno)
+        if node.test:
+            node.test = nodes.And(_call("++", node, nodes.Const(cost)), node.test, lineno=node.lineno)
         return node
 
-    def _counted(self, node: Any) -> nodes.Node:
+    def _counted(self, node: Any) -> Any:
         """A body that pays for its statements each time it is run."""
-        cost = sum(map(_cost, node.body))
+        cost = 1 + sum(map(_cost, (*node.body, *getattr(node, "defaults", ()))))
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_call("++", node, nodes.Const(cost)), lineno=node.lineno))
         return node
 
-    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+    def _const(self, node: nodes.Const) -> nodes.Node:
         return self._literal(node, node.value) if isinstance(node.value, str) else node
 
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+    def _data(self, node: nodes.TemplateData) -> nodes.Node:
         return self._literal(node, node.data)
 
     def _literal(self, node: nodes.Node, text: str) -> nodes.Node:
         self._literals.append(PromptText.of(text, SCAFFOLD))
         return _call("''", node, nodes.Const(len(self._literals) - 1))
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def _concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("~", node, *node.nodes)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+    def _compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        left, tests = node.expr, []
-        for operand in node.ops:
-            tests.append(_call(f"?{operand.op}", node, left, operand.expr))
-            left = operand.expr
-        return reduce(lambda one, other: nodes.And(one, other, lineno=node.lineno), tests)
+        return _call(
+            "?",
+            node,
+            nodes.Const(" ".join(operand.op for operand in node.ops)),
+            node.expr,
+            *(operand.expr for operand in node.ops),
+        )
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+    def _getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
         bounds = (node.arg.start, node.arg.stop, node.arg.step)
         return _call("[:]", node, node.node, *(bound or nodes.Const(None) for bound in bounds))
 
-    def visit_List(self, node: Any) -> nodes.Node:
+    def _collect(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         return node if getattr(node, "ctx", "load") == "store" else _call("[]", node, node)
 
-    visit_Tuple = visit_Dict = visit_List
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+    def _pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
         node.key = _call("{}", node, node.key)
         return node
@@ -291,34 +310,33 @@ def _call(operation: str, at: nodes.Node, first: nodes.Expr, *rest: nodes.Expr) 
     return nodes.Filter(first, operation, list(rest), [], None, None, lineno=at.lineno)
 
 
-def _comparing(library: Library, operation: str) -> Callable[[Any, Any], bool]:
-    return lambda left, right: library.compare(operation, left, right)
-
-
 def _cost(node: nodes.Node) -> int:
     """Nodes under `node`, without the bodies that pay for themselves."""
-    if isinstance(node, nodes.For | nodes.Macro):
+    if isinstance(node, nodes.For):
+        return 1 + _cost(node.iter) + sum(map(_cost, node.else_))
+    if isinstance(node, nodes.Macro):
         return 1
     return 1 + sum(map(_cost, node.iter_child_nodes()))
 
 
-def _check(tree: nodes.Template) -> None:
-    """Refuses what chat templates do not need, and trees that would take long to compile."""
+def _check(tree: nodes.Template) -> frozenset[str]:
+    """The names that the template reads. Refuses what no chat template needs, and what would take long to compile."""
     count = 0
-    names = set()
+    names: dict[str, set[str]] = {"load": set(), "store": set(), "param": set()}
     pending: list[tuple[nodes.Node, int]] = [(tree, 0)]
     while pending:
         node, depth = pending.pop()
         count += 1
-        if count > MAX_NODES or depth > MAX_DEPTH or len(names) > MAX_NAMES:
+        if count > MAX_NODES or depth > MAX_DEPTH or len(names["load"]) + len(names["store"]) > MAX_NAMES:
             _too_large()
         if type(node) not in _ALLOWED_NODES:
             raise refused(f"{{% {type(node).__name__.lower()} %}} in line {node.lineno}")
         if getattr(node, "dyn_args", None) or getattr(node, "dyn_kwargs", None):
             raise refused(f"* or ** in a call in line {node.lineno}")
         if isinstance(node, nodes.Name):
-            names.add(node.name)
+            names[node.ctx].add(node.name)
         pending.extend((child, depth + 1) for child in node.iter_child_nodes())
+    return frozenset(names["load"] - names["param"])
 
 
 def _too_large() -> NoReturn:

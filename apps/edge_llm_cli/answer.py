@@ -1,0 +1,113 @@
+"""What `run` and `chat` share: opening an engine by a model's name, and showing an answer while it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_llm.errors import ParameterError
+from edge_llm.messages import Finished, TextDelta
+from edge_llm_cli import console
+from edge_llm_cli.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from edge_llm.engine.engine import Engine
+    from edge_llm.engine.handle import Handle
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the command line may set about an engine; None: not given."""
+
+    context: int | None = None
+    threads: int | None = None
+    kv_type: str | None = None
+
+
+@contextlib.contextmanager
+def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]:
+    """The engine of `model` and the seconds its loading took. The first use fetches, imports and compiles, visibly."""
+    from edge_llm.config import load_config
+    from edge_llm.engine.engine import Engine
+    from edge_llm.install.importer import resolve
+
+    config = load_config(context=options.context, threads=options.threads, kv_type=options.kv_type)
+    with ProgressDisplay() as progress:
+        folder = resolve(model, progress)
+        started = time.perf_counter()
+        engine = Engine.open(folder, config, progress=progress.kernels)
+    with engine:
+        yield engine, time.perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said, how it ended, and whether the user stopped it."""
+
+    text: str
+    finished: Finished
+    interrupted: bool
+
+
+def show(handle: Handle) -> Answer:
+    """Reads an answer to its end and writes it to stdout while it comes."""
+    writer = console.AnswerWriter()
+    try:
+        return read(handle, writer.write)
+    finally:
+        writer.finish()
+
+
+def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
+    """Reads an answer to its end, giving each piece to `take`. Ctrl-C ends it within a step and keeps what was said.
+
+    A second Ctrl-C leaves at once.
+    """
+    pieces = []
+    with _cancelled_by_ctrl_c(handle) as interrupted, contextlib.closing(handle):
+        for event in handle:
+            if isinstance(event, TextDelta):
+                pieces.append(event.text)
+                if take is not None:
+                    take(event.text)
+    assert handle.finished is not None
+    return Answer("".join(pieces), handle.finished, interrupted.is_set())
+
+
+@contextlib.contextmanager
+def _cancelled_by_ctrl_c(handle: Handle) -> Iterator[threading.Event]:
+    """Gives an event that is set once Ctrl-C was pressed. KeyboardInterrupt would lose text: it is raised anywhere."""
+    pressed = threading.Event()
+
+    def press(_number: int, _frame: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+        handle.cancel()
+
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def argument_text(text: str) -> str:
+    """A command line's text: bytes that were not UTF-8 arrive as surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def refuse_unbuilt(cache: str, speculate: str) -> None:
+    """Raises `ParameterError` for options whose only value so far is `off`."""
+    for option, value in (("--cache", cache), ("--speculate", speculate)):
+        if value != "off":
+            raise ParameterError(
+                f"{option} {value} is not available in this version", hint=f"leave {option} out, or use {option} off"
+            )

@@ -1,0 +1,123 @@
+"""`edge-llm chat`: a conversation line by line, for any terminal and for pipes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_llm.errors import ContextLengthError, GenerationError, TemplateError
+from edge_llm.messages import FinishReason, Message
+from edge_llm_cli import answer, console
+
+if TYPE_CHECKING:
+    from edge_llm.engine.engine import Engine
+    from edge_llm.sampling.params import SamplingParams
+
+_HELP = "/exit leaves, /reset forgets the conversation, /system TEXT sets the system message and starts anew"
+
+
+def chat(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
+    ] = answer.DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Line by line: the only form so far.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that the conversation may have.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")] = False,
+) -> None:
+    """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from edge_llm.sampling.params import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, _):
+        if console.is_terminal(sys.stdin):
+            console.note(f"{engine.manifest.name}: {_HELP}")
+        Conversation(engine, params, system and answer.argument_text(system)).loop()
+
+
+class Conversation:
+    """The messages so far, and the loop that adds to them."""
+
+    _system: str | None
+    _messages: list[Message]
+
+    def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
+        self._engine = engine
+        self._params = params
+        self._start(system)
+
+    def _start(self, system: str | None) -> None:
+        self._system = system
+        self._messages = [Message.system(system)] if system else []
+
+    def loop(self) -> None:
+        """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on."""
+        interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
+        if interactive:
+            _enable_editing()
+        while True:
+            try:
+                text = _typed_line() if interactive else sys.stdin.readline()
+                if not text or not self._take(text):
+                    return
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                console.line()
+
+    def _take(self, text: str) -> bool:
+        """Does what a line asks for; False if that is to leave."""
+        command, _, rest = text.strip().partition(" ")
+        if command == "/exit":
+            return False
+        if command == "/reset":
+            self._start(self._system)
+        elif command == "/system":
+            self._start(rest.strip() or None)
+        elif command.startswith("/") and command[1:].isalpha():
+            console.note(_HELP)
+        elif command:
+            self._say(text.rstrip("\r\n"))
+        return True
+
+    def _say(self, text: str) -> None:
+        """One turn; one that fails leaves the conversation as it was."""
+        messages = [*self._messages, Message.user(text)]
+        try:
+            result = answer.show(self._engine.chat(messages, self._params))
+        except ContextLengthError as error:
+            console.note(f"error: {error}; the conversation is kept, /reset starts a new one")
+            return
+        except (TemplateError, GenerationError) as error:
+            console.report(error)
+            return
+        if result.interrupted:
+            console.note("stopped; the answer is kept as far as it came")
+        elif result.finished.reason is FinishReason.LENGTH:
+            console.note("the answer was cut: it reached --max-tokens or the end of the context")
+        self._messages = [*messages, Message.assistant(result.text)]
+
+
+def _typed_line() -> str:
+    """The next line with its end, or nothing at the end of input."""
+    try:
+        return input("> ") + "\n"
+    except EOFError:
+        console.line()
+        return ""
+
+
+def _enable_editing() -> None:
+    """Line editing, and input longer than a terminal's own limit of 4,096 bytes; nothing is kept on disk."""
+    try:
+        import readline  # noqa: F401 - importing it is what switches it on
+    except ImportError:
+        return

@@ -1,0 +1,100 @@
+"""What goes to stdout and stderr. Text of models, files and errors is made harmless where a terminal could read it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from edge_llm.errors import EdgeLLMError
+
+
+def prepare() -> None:
+    """Makes the standard streams take any text: what their encoding lacks is written as \\uXXXX."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as above
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    warnings.showwarning = lambda message, *_rest, **_options: note(f"warning: {message}")
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a person sees what is written to `stream`."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
+class AnswerWriter:
+    """An answer to stdout, piece by piece and at once: harmless on a terminal, unchanged into a pipe or file."""
+
+    def __init__(self) -> None:
+        from edge_llm.text.terminal import TerminalFilter
+
+        self._filter = TerminalFilter() if is_terminal(sys.stdout) else None
+        self._last = "\n"
+
+    def write(self, text: str) -> None:
+        self._put(self._filter.feed(text) if self._filter else text)
+
+    def finish(self) -> None:
+        """Ends the answer's last line."""
+        self._put(self._filter.flush() if self._filter else "")
+        if self._last != "\n":
+            self._put("\n")
+
+    def _put(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._last = text[-1]
+
+
+def line(text: str = "") -> None:
+    """One line to stdout, harmless."""
+    from edge_llm.text.terminal import clean_line
+
+    sys.stdout.write(clean_line(text) + "\n")
+
+
+def data(value: Any) -> None:
+    """One JSON object to stdout; pure ASCII, so it is safe on any terminal."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def note(text: str) -> None:
+    """One line to stderr, harmless: logs are read on terminals too."""
+    from edge_llm.text.terminal import clean_line
+
+    with contextlib.suppress(OSError, ValueError):  # nobody is listening
+        sys.stderr.write(clean_line(" ".join(text.split())) + "\n")
+        sys.stderr.flush()
+
+
+def report(error: EdgeLLMError) -> None:
+    """What went wrong, and on the next line what to do about it."""
+    note(f"error: {error}")
+    if error.hint:
+        note(f"hint: {error.hint}")
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Rows in aligned columns to stdout."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

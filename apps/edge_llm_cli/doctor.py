@@ -1,0 +1,149 @@
+"""`edge-llm doctor`: what this machine has, what would run on it, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_llm.errors import EdgeLLMError
+from edge_llm_cli import console
+from edge_llm_cli.models import JsonOption
+
+_PACKAGES = ("edge-llm", "onnxruntime", "numba", "llvmlite", "numpy", "tokenizers", "jinja2")
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Show versions, CPU, memory, folders, models and what would run."""
+    probes: dict[str, Callable[[], dict[str, Any]]] = {
+        "versions": _versions,
+        "cpu": _cpu,
+        "threads": _threads,
+        "memory": _memory,
+        "onnxruntime": _onnxruntime,
+        "kernels": _kernels,
+        "folders": _folders,
+        "models": _models,
+    }
+    findings = {name: _guarded(probe) for name, probe in probes.items()}
+    findings["runs"] = {"layout": _what_runs(findings)}
+    if as_json:
+        console.data(findings)
+        return
+    for section, facts in findings.items():
+        console.line(section)
+        console.table([("", name, str(value)) for name, value in facts.items()] or [("", "none", "")])
+
+
+def _guarded(probe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a probe finds; a probe that fails says so instead of hiding the others."""
+    try:
+        return probe()
+    except (EdgeLLMError, ImportError, OSError, ValueError) as error:
+        return {"error": str(error)}
+
+
+def _versions() -> dict[str, Any]:
+    from importlib import metadata
+
+    versions: dict[str, Any] = {"python": f"{platform.python_version()} ({platform.platform()})"}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def _cpu() -> dict[str, Any]:
+    from edge_llm.kernels.lowering import detect_lowering, target_cpu
+
+    name, _ = target_cpu()
+    lowering = detect_lowering()
+    return {"model": _cpu_model(), "compiled for": name, "kernels use": f"{lowering.name}, {lowering.lanes} lanes"}
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines():
+            label, _, value = line.partition(":")
+            if label.strip() in ("model name", "Model"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _threads() -> dict[str, Any]:
+    from edge_llm import machine
+    from edge_llm.config import default_threads, load_config
+
+    usable = machine.usable_cpus()
+    quota = machine.cpu_quota()
+    configured = load_config().threads
+    used = min(configured or default_threads(), len(usable))
+    return {
+        "used": used,
+        "because": "threads is set" if configured else "one a physical core that this process may use",
+        "CPUs of the machine": os.cpu_count(),
+        "CPUs this process may use": len(usable),
+        "physical cores among them": machine.physical_cores(usable),
+        "quota of the control group": "none" if quota is None else quota,
+    }
+
+
+def _memory() -> dict[str, Any]:
+    from edge_llm import machine
+
+    available = machine.available_memory()
+    return {"available": "unknown" if available is None else console.megabytes(available)}
+
+
+def _onnxruntime() -> dict[str, Any]:
+    from edge_llm.model.ort_capi import library_path, ort_api
+
+    return {"library": str(library_path()), "version": ort_api().version}
+
+
+def _kernels() -> dict[str, Any]:
+    from edge_llm.kernels.warmup import cache_state
+
+    folder, there = cache_state()
+    return {"folder": str(folder), "state": "compiled" if there else "will be compiled at the next start, once"}
+
+
+def _folders() -> dict[str, Any]:
+    from edge_llm import paths
+
+    return {
+        name: f"{folder} ({_folder_state(folder)})"
+        for name, folder in (("config", paths.config_dir()), ("data", paths.data_dir()), ("cache", paths.cache_dir()))
+    }
+
+
+def _folder_state(folder: Path) -> str:
+    """Looks without creating anything."""
+    import shutil
+
+    if not folder.exists():
+        return "not made yet"
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "cannot be written"
+    return f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"
+
+
+def _models() -> dict[str, Any]:
+    from edge_llm.install.store import ModelStore
+    from edge_llm_cli.models import summary
+
+    store = ModelStore()
+    found = [summary(store, name) for name in store.names()]
+    return {model["name"]: f"{console.megabytes(model['size'])}, {model['state']}" for model in found}
+
+
+def _what_runs(findings: dict[str, dict[str, Any]]) -> str:
+    if "error" in findings["cpu"] or "error" in findings["onnxruntime"]:
+        return "nothing: see the errors above"
+    return f"ring, on the CPU, with {findings['threads'].get('used', '?')} threads"

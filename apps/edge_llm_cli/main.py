@@ -1,0 +1,105 @@
+"""The program `edge-llm`: its verbs, and how they fail. Exit codes: 0, 1 failed, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from edge_llm.errors import EdgeLLMError, InputError
+from edge_llm_cli import chat, console, doctor, evaluate, models
+from edge_llm_cli import run as run_verb
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+@contextlib.contextmanager
+def failures_reported() -> Iterator[None]:
+    """Turns what may go wrong into lines on stderr and an exit code; a fault of ours still shows its traceback."""
+    try:
+        yield
+    except EdgeLLMError as error:
+        console.report(error)
+        raise SystemExit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # the reader has seen enough; without this, Python would complain once more when it flushes at exit
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except MemoryError:
+        console.report(EdgeLLMError("not enough memory", hint="use a smaller --context or close other programs"))
+        raise SystemExit(FAILED) from None
+    except OSError as error:
+        console.report(EdgeLLMError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"))
+        raise SystemExit(FAILED) from None
+
+
+class Program(TyperGroup):
+    """The group of all verbs, with one place for failures."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with failures_reported():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            code = super().main(*args, **{**options, "standalone_mode": False})
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer's usage errors have it, whatever they are derived from
+                raise
+            command = getattr(getattr(error, "ctx", None), "command_path", "edge-llm")
+            console.report(InputError(error.format_message(), hint=f"{command} --help"))
+            code = BAD_INPUT
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    cls=Program,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        console.line(f"edge-llm {version('edge-llm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Small language models on your own machine, offline."""
+
+
+app.command()(run_verb.run)
+app.command()(chat.chat)
+app.command()(models.pull)
+app.command("import")(models.import_)
+app.add_typer(models.app, name="models")
+app.command("eval")(evaluate.evaluate)
+app.command()(doctor.doctor)
+
+
+def run() -> None:
+    """The program: entry point of the installed command."""
+    console.prepare()
+    app(prog_name="edge-llm")

@@ -1,0 +1,154 @@
+"""`edge-llm pull`, `import` and `models list|show|verify|rm`: what is on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_llm.errors import ModelFormatError, ModelNotFoundError
+from edge_llm_cli import console
+from edge_llm_cli.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from edge_llm.install.store import ModelStore
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of an installed model.")]
+
+app = typer.Typer(no_args_is_help=True, help="List, show, verify and remove models.")
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="Name of a model of the catalog.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Download a model of the catalog and import it, unless it is installed."""
+    from edge_llm.install import importer
+
+    with ProgressDisplay() as progress:
+        folder = importer.pull(name, progress)
+    _show_installed(folder, as_json)
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="A FILE.gguf.")],
+    name: Annotated[str | None, typer.Option(help="Name to give it; default: from the file's name and digest.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import a GGUF file into the store of models. The file itself is not needed afterwards."""
+    from edge_llm.install import importer
+
+    with ProgressDisplay() as progress:
+        folder = importer.import_file(file, progress, name=name)
+    _show_installed(folder, as_json)
+
+
+def _show_installed(folder: Path, as_json: bool) -> None:
+    if as_json:
+        console.data({"name": folder.name, "folder": str(folder)})
+    else:
+        console.line(f"{folder.name} is installed in {folder}")
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """Show the installed models, and those of the catalog that can be pulled."""
+    from edge_llm.install import catalog
+    from edge_llm.install.store import ModelStore
+
+    store = ModelStore()
+    installed = [summary(store, name) for name in store.names()]
+    available = [catalog.get(name) for name in catalog.names() if not store.has(name)]
+    if as_json:
+        others = [{"name": recipe.name, "download": recipe.source.wheel_size} for recipe in available]
+        console.data({"installed": installed, "available": others})
+        return
+    rows = [(m["name"], console.megabytes(m["size"]), f"context {m['context']}", m["state"]) for m in installed]
+    rows += [(r.name, console.megabytes(r.source.wheel_size), f"context {r.context}", "to pull") for r in available]
+    console.table(rows)
+
+
+def summary(store: ModelStore, name: str) -> dict[str, Any]:
+    """Name, size, architecture, context and state of an installed model; sizes are checked, digests are not."""
+    from edge_llm.install.verify import verify
+    from edge_llm.model.manifest import ModelManifest
+
+    summary: dict[str, Any] = {"name": name, "size": store.size(name), "architecture": None, "context": None}
+    try:
+        manifest = ModelManifest.read(store.path(name))
+        report = verify(store.path(name), digests=False)
+    except ModelFormatError as error:
+        return {**summary, "state": f"damaged: {error}"}
+    state = "installed" if report.ok else f"damaged: {report.summary()}"
+    return {**summary, "architecture": manifest.architecture, "context": manifest.dimensions.context, "state": state}
+
+
+@app.command()
+def show(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Show what the manifest of a model says."""
+    from edge_llm.model.manifest import ModelManifest
+
+    store, folder = _installed(name)
+    manifest = ModelManifest.read(folder)
+    if as_json:
+        console.data({**dataclasses.asdict(manifest), "folder": str(folder)})
+        return
+    size, source = manifest.dimensions, manifest.source
+    facts = {
+        "name": manifest.name,
+        "folder": str(folder),
+        "size": console.megabytes(store.size(name)),
+        "architecture": f"{manifest.architecture}, {len(manifest.layers)} layers, vocabulary {size.vocab}",
+        "context": f"{size.context} tokens",
+        "layout": f"{manifest.layout}, keys and values {manifest.kv_type}",
+        "source": f"{source.file}, sha256 {source.sha256}",
+        "weights": ", ".join(
+            f"{n} {kind} ({source.fidelity.get(kind, '?')})" for kind, n in source.tensor_types.items()
+        ),
+        "sampling": ", ".join(f"{key} {value}" for key, value in manifest.sampling.items()),
+        "quality": ", ".join(f"{key} {value}" for key, value in manifest.quality.items()),
+        "license": manifest.license or "",
+    }
+    console.table([(label, text) for label, text in facts.items() if text])
+
+
+@app.command()
+def verify(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Compare every byte of a model with the digests in its manifest."""
+    from edge_llm.install.verify import verify as compare
+
+    _, folder = _installed(name)
+    with ProgressDisplay() as progress:
+        report = compare(folder, progress)
+    if as_json:
+        console.data({"name": name, "ok": report.ok, "files": report.files, "extra": report.extra})
+    else:
+        console.table([*report.files.items(), *((extra, "not part of the model") for extra in report.extra)])
+    report.raise_if_damaged()
+
+
+@app.command()
+def rm(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Delete a model from this machine."""
+    from edge_llm.install.store import ModelStore
+
+    freed = ModelStore().remove(name)
+    if as_json:
+        console.data({"name": name, "freed": freed})
+    else:
+        console.line(f"{name} is removed, {console.megabytes(freed)} are free again")
+
+
+def _installed(name: str) -> tuple[ModelStore, Path]:
+    from edge_llm.install import catalog
+    from edge_llm.install.store import ModelStore
+
+    store = ModelStore()
+    if not store.has(name):
+        if catalog.has(name):
+            raise ModelNotFoundError(f"the model {name} is not installed", hint=f"edge-llm pull {name}")
+        raise catalog.unknown_model(name, store.names())
+    return store, store.path(name)

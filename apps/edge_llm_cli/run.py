@@ -1,0 +1,168 @@
+"""`edge-llm run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import sys
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from edge_llm.errors import InputError
+from edge_llm_cli import answer, console
+
+if TYPE_CHECKING:
+    from edge_llm_cli.answer import Answer
+
+MAX_STDIN_BYTES = 8 << 20
+_INTERRUPTED = 130
+
+
+def run(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to say to the model; piped text is added after it.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
+    ] = answer.DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the K most probable tokens; 0 is off.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the most probable one.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that prompt and answer may have together.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    cache: Annotated[str, typer.Option(help="Prefix cache on disk: only off in this version.")] = "off",
+    speculate: Annotated[str, typer.Option(help="Speculative decoding: only off in this version.")] = "off",
+    private: Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Show counts and speeds on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
+) -> None:
+    """Answer one prompt and exit. The first use downloads and imports the model; later ones need no network."""
+    from edge_llm.messages import Message
+    from edge_llm.sampling.params import SamplingParams
+
+    answer.refuse_unbuilt(cache, speculate)
+    if raw and system is not None:
+        raise InputError("--system needs a chat template, which --raw leaves out", hint="put the text into the prompt")
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(map(answer.argument_text, stop or ())),
+    )
+    text = _whole_prompt(prompt, keep_end=raw)
+    with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, load_s):
+        if raw:
+            handle = engine.complete(text, params)
+        else:
+            messages = [Message.system(answer.argument_text(system))] if system is not None else []
+            handle = engine.chat([*messages, Message.user(text)], params)
+        result = answer.read(handle) if as_json else answer.show(handle)
+        name = engine.manifest.name
+    if as_json:
+        console.data(_as_object(result, name, load_s))
+    if result.interrupted:
+        console.note("interrupted")
+    if stats:
+        console.note(_statistics(result, load_s))
+    if result.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _whole_prompt(prompt: str | None, *, keep_end: bool) -> str:
+    """The argument, an empty line, and what was piped in. Raises `InputError` if both are missing."""
+    piped = _piped_text()
+    if not keep_end:
+        piped = piped.rstrip("\r\n")
+    parts = [part for part in (answer.argument_text(prompt) if prompt is not None else "", piped) if part.strip()]
+    if not parts:
+        raise InputError("there is no prompt", hint='edge-llm run "your question", or pipe a text into it')
+    return "\n\n".join(parts)
+
+
+def _piped_text() -> str:
+    if sys.stdin is None or sys.stdin.closed or console.is_terminal(sys.stdin):
+        return ""
+    if _is_silent(sys.stdin):
+        console.note("reading standard input ...")  # a pipe that nobody closes would look like a hang
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise InputError(
+            f"standard input holds more than {MAX_STDIN_BYTES >> 20} MiB", hint="no context holds so much; pipe less"
+        )
+    return data.decode("utf-8", "replace")
+
+
+def _is_silent(stream: TextIO) -> bool:
+    """Whether nothing, not even an end, comes for two seconds."""
+    try:
+        return os.name == "posix" and not select.select([stream], [], [], 2.0)[0]
+    except (OSError, ValueError):  # not a file of the system
+        return False
+
+
+def _as_object(result: Answer, model: str, load_s: float) -> dict[str, object]:
+    finished = result.finished
+    timings = finished.timings
+    return {
+        "text": result.text,
+        "finish_reason": str(finished.reason),
+        "seed": finished.seed,
+        "model": model,
+        "usage": dataclasses.asdict(finished.usage),
+        "timings": {
+            "load_s": load_s,
+            "ttft_s": timings.ttft_s,
+            "prefill_tokens_per_s": timings.prefill_tokens_per_s,
+            "decode_tokens_per_s": timings.decode_tokens_per_s,
+            "tpot_s": timings.tpot_s,
+            "peak_rss_mb": peak_rss_mb(),
+        },
+    }
+
+
+def _statistics(result: Answer, load_s: float) -> str:
+    usage, timings = result.finished.usage, result.finished.timings
+    parts = [
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached)",
+        f"{usage.completion_tokens} tokens ({result.finished.reason})",
+        f"load {load_s:.2f} s",
+    ]
+    if timings.ttft_s is not None:
+        parts.append(f"first token {timings.ttft_s:.3f} s")
+    if timings.prefill_tokens_per_s is not None:
+        parts.append(f"prefill {timings.prefill_tokens_per_s:.0f} tokens/s")
+    if timings.decode_tokens_per_s is not None:
+        parts.append(f"decode {timings.decode_tokens_per_s:.1f} tokens/s")
+    peak = peak_rss_mb()
+    if peak is not None:
+        parts.append(f"peak memory {peak:.0f} MB")
+    return ", ".join([*parts, f"seed {result.finished.seed}"])
+
+
+def peak_rss_mb() -> float | None:
+    """Most memory this process has held, in 10^6 bytes; None where the system does not tell."""
+    try:
+        # of this program alone; getrusage also counts what the process was before it became this program
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            lines = (line.split() for line in file)
+            return next(int(words[1]) * 1024 / 1e6 for words in lines if words[0] == "VmHWM:")
+    except (OSError, StopIteration, ValueError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

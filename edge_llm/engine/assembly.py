@@ -1,0 +1,64 @@
+"""open_engine: from a model folder and a config to an engine that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_llm import machine
+from edge_llm.cache.kv_cache import CacheGeometry, KVCache
+from edge_llm.cache.tiled_rows import LayerGeometry
+from edge_llm.config import EngineConfig, default_context, default_threads
+from edge_llm.engine.core import EngineCore
+from edge_llm.engine.intake import Intake
+from edge_llm.errors import ParameterError
+from edge_llm.kernels.layout import KvType
+from edge_llm.kernels.warmup import load_kernels
+from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.session import Session
+from edge_llm.sampling.sampler import Sampler
+
+Progress = Callable[[str, int, int], None]
+"""called with (what is going on, done, total)"""
+
+
+def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = None) -> EngineCore:
+    """The engine of a model folder.
+
+    Kernels that this machine has not seen are compiled first, which `progress` tells. Raises `ModelFormatError`,
+    `ParameterError` for a config that the model cannot follow, `KernelError` and `SessionError`.
+    """
+    manifest = ModelManifest.read(folder)
+    geometry = cache_geometry(manifest)
+    kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
+    context = _context(config, manifest, geometry.row_bytes(kv_type))
+    kernels = load_kernels(progress)
+    intake = Intake.open(folder, manifest, sampler=Sampler(kernels, manifest.dimensions.vocab), context=context)
+    cache = KVCache(geometry, slots=config.slots, context=context, kv_type=kv_type)
+    session = Session(
+        folder,
+        manifest,
+        kernels=kernels,
+        cache_descriptor=cache.descriptor_address,
+        max_rows=config.max_chunk,
+        threads=min(config.threads or default_threads(), len(machine.usable_cpus())),
+    )
+    return EngineCore(session=session, cache=cache, intake=intake, config=config)
+
+
+def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
+    """What the model's layers keep of each token."""
+    size = manifest.dimensions
+    return CacheGeometry(tuple(LayerGeometry(size.kv_heads, size.head_dim, layer.window) for layer in manifest.layers))
+
+
+def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> int:
+    trained = manifest.dimensions.context
+    if config.context is None:
+        return default_context(trained, row_bytes)
+    if config.context > trained:
+        raise ParameterError(
+            f"a context of {config.context} tokens is more than the {trained} that {manifest.name} was trained for",
+            hint=f"ask for at most {trained}",
+        )
+    return config.context

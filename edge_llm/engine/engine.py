@@ -1,0 +1,78 @@
+"""Engine: a loaded model, for Python programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from edge_llm.config import EngineConfig
+from edge_llm.engine.assembly import Progress, open_engine
+from edge_llm.engine.client import EngineClient, ThreadClient
+from edge_llm.engine.handle import Handle
+from edge_llm.engine.request import Request
+from edge_llm.messages import Message
+from edge_llm.model.manifest import ModelManifest
+from edge_llm.sampling.params import SamplingParams
+
+
+class Engine:
+    """A model that answers, several requests at a time and from any thread. Use it as a context manager, or `close` it.
+
+        with Engine.load("smollm2-135m-instruct") as engine:
+            print(engine.chat([Message.user("What is the capital of France?")]).text())
+
+    `chat` and `complete` give a `Handle`: an iterator of events, or all the text at once by `.text()`. What is wrong
+    with a request raises at once: `ParameterError`, `TemplateError`, `ContextLengthError`, `QueueFullError`.
+    """
+
+    def __init__(self, client: EngineClient, manifest: ModelManifest, context: int) -> None:
+        self._client = client
+        self.manifest = manifest
+        self.context = context
+        """tokens that a conversation may have"""
+
+    @classmethod
+    def load(
+        cls, model: str | os.PathLike[str], config: EngineConfig | None = None, *, progress: Progress | None = None
+    ) -> Self:
+        """Load a model: a name of the catalog (fetched once), an installed one, a FILE.gguf, or a model folder.
+
+        `progress` is called with (what is going on, done, total) while something takes long. Raises
+        `ModelNotFoundError`, `ModelFormatError` or another `InputError`, and `DownloadError`, `KernelError` or
+        `SessionError`.
+        """
+        # names are the affair of the layer above: the one import that points the other way
+        from edge_llm.install.importer import resolve
+
+        folder = resolve(os.fspath(model), progress) if progress else resolve(os.fspath(model))
+        return cls.open(folder, config, progress=progress)
+
+    @classmethod
+    def open(cls, folder: Path, config: EngineConfig | None = None, *, progress: Progress | None = None) -> Self:
+        """As `load`, for a model folder that is known to be whole."""
+        core = open_engine(folder, config or EngineConfig(), progress)
+        return cls(ThreadClient(core), core.intake.manifest, core.cache.context)
+
+    def chat(self, messages: Iterable[Message], params: SamplingParams | None = None) -> Handle:
+        """Answer a conversation."""
+        return self.submit(Request.chat(messages, params))
+
+    def complete(self, text: str, params: SamplingParams | None = None) -> Handle:
+        """Continue a text as it is, without a chat template."""
+        return self.submit(Request.completion(text, params))
+
+    def submit(self, request: Request) -> Handle:
+        """Start any request."""
+        return self._client.submit(request)
+
+    def close(self, *, drain: bool = False) -> None:
+        """Cancel what runs, or wait for it with `drain`, and free the model. Idempotent."""
+        self._client.close(drain=drain)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""The second phase of attention, row by row: norm and turn queries and keys, keep the queries, write keys and values to the ring."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+from edge_llm.kernels.attention_call import (
+    FIRST_ROW,
+    POSITION,
+    QUERIES,
+    QUERY_SCALES,
+    SINK_QUERIES,
+    SLOT,
+    find_segment,
+    real_field,
+    segment_record,
+)
+from edge_llm.kernels.layout import CALL_FIELDS, LAYER_FIELDS, AttentionCall, CacheLayer, KvType
+from edge_llm.kernels.pointers import f32_at, i8_at, i16_at, i32_at, i64_at
+from edge_llm.kernels.ring import code_scales, is_number, magnitude, round_code, write_row
+from edge_llm.kernels.softmax_ir import sum_of_squares
+from edge_llm.kernels.tile_product import BYTE_DOT, QUERY_TERMS, code_limit, plane_count
+
+LOG2_E = 1.0 / math.log(2.0)
+QUERY_PLANES = plane_count(QUERY_TERMS)
+_QUERY_LIMIT = code_limit(QUERY_TERMS)
+
+
+@numba.njit(error_model="numpy")
+def attention_prepare(call: int, row: int) -> None:
+    """Norm and turn the queries and keys of one row of the step; queries go to the scratch, key and value to the ring."""
+    fields = i64_at(call, CALL_FIELDS)
+    layer = i64_at(fields[AttentionCall.LAYER], LAYER_FIELDS)
+    heads, kv_heads, dim = fields[AttentionCall.HEADS], fields[AttentionCall.KV_HEADS], fields[AttentionCall.HEAD_DIM]
+    record = segment_record(fields, find_segment(fields, FIRST_ROW, row))
+    position = record[POSITION] + row - record[FIRST_ROW]
+    source = fields[AttentionCall.QKV] + 4 * dim * row * (heads + 2 * kv_heads)
+    turned = fields[AttentionCall.OUT] + 4 * dim * row * heads  # free until the tasks run
+    step = 4 * fields[AttentionCall.ROTARY_DIM] * row
+    rope = fields[AttentionCall.ROPE] + step if fields[AttentionCall.ROPE] != 0 else 0
+    group = heads // kv_heads
+    for head in range(heads):
+        vector = (head // group * fields[AttentionCall.ROWS] + row) * group + head % group
+        _turn(fields, source + 4 * dim * head, fields[AttentionCall.Q_NORM], rope, turned)
+        _store_query(fields, layer, turned, fields[QUERIES], fields[QUERY_SCALES], vector)
+        if fields[AttentionCall.SINK_ROPE] != 0:
+            _turn(
+                fields,
+                source + 4 * dim * head,
+                fields[AttentionCall.Q_NORM],
+                fields[AttentionCall.SINK_ROPE] + step,
+                turned,
+            )
+            sink_scales = fields[QUERY_SCALES] + 8 * heads * fields[AttentionCall.ROWS]
+            _store_query(fields, layer, turned, fields[SINK_QUERIES], sink_scales, vector)
+    for head in range(kv_heads):
+        key = source + 4 * dim * (heads + head)
+        _turn(fields, key, fields[AttentionCall.K_NORM], rope, turned)
+        write_row(layer, record[SLOT], head, position, turned, key + 4 * dim * kv_heads)
+
+
+@numba.njit(error_model="numpy")
+def _turn(fields: Any, source: int, gamma: int, rope: int, target: int) -> None:
+    """target = float32 [head_dim] at `source`, RMS-normed if `gamma` is an address, turned if `rope` is one."""
+    dim, rotary_dim = fields[AttentionCall.HEAD_DIM], fields[AttentionCall.ROTARY_DIM]
+    x, out = f32_at(source, dim), f32_at(target, dim)
+    for d in range(dim):
+        out[d] = x[d]
+    if gamma != 0:
+        weights = f32_at(gamma, dim)
+        mean = sum_of_squares(source, dim) / np.float32(dim)
+        factor = np.float32(1.0) / np.sqrt(mean + np.float32(real_field(fields, AttentionCall.EPS)))
+        for d in range(dim):
+            out[d] = x[d] * factor * weights[d]
+    if rope != 0:
+        half = rotary_dim // 2
+        table = f32_at(rope, rotary_dim)
+        for d in range(half):
+            a, b = out[d], out[d + half]
+            cosine, sine = table[d], table[d + half]
+            out[d] = a * cosine - b * sine
+            out[d + half] = b * cosine + a * sine
+
+
+@numba.njit(inline="always")
+def _query_factor(fields: Any) -> float:
+    """What scores are multiplied by to be in units of log2; see `softmax_ir` for the soft cap."""
+    softcap = real_field(fields, AttentionCall.SOFTCAP)
+    factor = real_field(fields, AttentionCall.SCALE) * LOG2_E
+    return np.float32(factor * 2.0 / softcap) if softcap > 0.0 else np.float32(factor)
+
+
+@numba.njit(error_model="numpy")
+def _store_query(fields: Any, layer: Any, source: int, queries: int, scales: int, vector: int) -> None:
+    """Keep float32 [head_dim] as query `vector`: codes, their scale and their sum, or float32. NaN if it is not finite."""
+    dim = fields[AttentionCall.HEAD_DIM]
+    size = magnitude(source, dim)
+    factor = _query_factor(fields) if is_number(size) else np.float32(np.nan)
+    if layer[CacheLayer.KV_TYPE] == KvType.F32:
+        x, out = f32_at(source, dim), f32_at(queries + 4 * dim * vector, dim)
+        for d in range(dim):
+            out[d] = x[d] * factor
+        return
+    inverse, scale = code_scales(size, _QUERY_LIMIT)
+    total = _store_codes(source, dim, inverse, queries + QUERY_PLANES * dim * vector)
+    vectors = fields[AttentionCall.ROWS] * fields[AttentionCall.HEADS]
+    f32_at(scales + 4 * vector, 1)[0] = scale * factor
+    i32_at(scales + 4 * (vectors + vector), 1)[0] = -128 * total
+
+
+@numba.njit(error_model="numpy")
+def _store_codes(source: int, dim: int, inverse: float, codes: int) -> int:
+    """Codes of float32 [dim] into their planes (see `tile_product`); their sum."""
+    x = f32_at(source, dim)
+    total = np.int32(0)
+    if BYTE_DOT:
+        high, low = i8_at(codes, dim), i8_at(codes + (QUERY_PLANES - 1) * dim, dim)
+        for d in range(dim):
+            code = round_code(x[d] * inverse)
+            total += code
+            if QUERY_TERMS == 2:
+                first = (code + 64) >> 7
+                high[d] = np.int8(first)
+                low[d] = np.int8(code - 128 * first)
+            else:
+                high[d] = np.int8(code)
+    else:
+        even, odd = i16_at(codes, dim // 2), i16_at(codes + dim, dim // 2)
+        for d in range(dim // 2):
+            codes_2 = round_code(x[2 * d] * inverse), round_code(x[2 * d + 1] * inverse)
+            total += codes_2[0] + codes_2[1]
+            even[d] = np.int16(codes_2[0])
+            odd[d] = np.int16(codes_2[1])
+    return total

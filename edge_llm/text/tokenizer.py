@@ -1,0 +1,233 @@
+"""Text to token ids and back. Only what a template wrote can become a control token; what anybody said cannot.
+
+There is one encoder, and it knows no added tokens. Those of a prompt's scaffold are found first, in the text whose
+origin is the template; all text between them, scaffold and content together, goes through the encoder as one piece, so
+that ids are those of `transformers` for any content that does not hold the text of an added token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edge_llm.errors import ModelFormatError, ParameterError, quoted
+from edge_llm.messages import Message
+from edge_llm.text.detokenizer import Detokenizer
+from edge_llm.text.prompt import FIRST_REPLAY, SCAFFOLD, RenderedPrompt
+from edge_llm.text.tokenizer_parts import build_core, bytes_of_tokens, vocabulary
+
+MAX_FILE_BYTES = 64 << 20
+MAX_TEXT_CHARACTERS = 8 << 20
+MAX_ID = 1 << 22
+
+_WORD = re.compile(r"\w")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token found by its text before anything else. `lstrip` and `rstrip` take white space beside it along."""
+
+    id: int
+    text: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a prompt whose ids are known: a control token, or an answer replayed as it was sampled."""
+
+    start: int
+    end: int
+    ids: tuple[int, ...]
+
+
+class Tokenizer:
+    """Made by `from_file` or `from_json`. May be used by several threads at once."""
+
+    def __init__(self, data: bytes) -> None:
+        self.digest = hashlib.blake2b(data, digest_size=32).hexdigest()
+        """BLAKE2b-256 of the file, in hex"""
+        document = _parse(data)
+        self._added = {token.text: token for token in _added_tokens(document)}
+        ids = {token.id: token.text for token in self._added.values()}
+        vocab = vocabulary(document)
+        texts = {i: text for text, i in vocab.items()}
+        if not texts or min(texts) < 0 or max((*texts, *ids)) > MAX_ID or len(texts) < len(vocab):
+            raise ModelFormatError("tokenizer.json has ids out of range, or used twice")
+        self.vocab_size = 1 + max((*texts, *ids))
+        """one more than the highest id"""
+        self.added_tokens: Mapping[str, int] = MappingProxyType({text: t.id for text, t in self._added.items()})
+        """ids by text of the tokens that are control, markers included that are not `special`"""
+        self.special_ids = frozenset(token.id for token in self._added.values() if token.special)
+        """ids that are never shown"""
+        self._control_ids = frozenset(ids)
+        self._texts = texts
+        self._known_bytes = {i: text.encode("utf-8", "replace") for i, text in ids.items()}
+        self._bytes_of_text = bytes_of_tokens(document)
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._added_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._core = build_core(document, {texts[i] for i in self._control_ids & texts.keys()})
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokenizer:
+        """Raises `ModelFormatError` for a file that is not sound, `UnsupportedModelError` for a kind we do not run."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise ModelFormatError(
+                f"{path.name} cannot be read: {error.strerror}", hint="import the model again"
+            ) from None
+        return cls.from_json(data)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Tokenizer:
+        """Raises as `from_file`."""
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        if len(data) > MAX_FILE_BYTES:
+            raise ModelFormatError(f"tokenizer.json is larger than {MAX_FILE_BYTES} bytes")
+        try:
+            return cls(data)
+        except (ModelFormatError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library is no Exception
+            raise ModelFormatError(
+                f"tokenizer.json is not sound: {quoted(str(error))}", hint="import the model again"
+            ) from None
+
+    # -- text to ids
+
+    def encode_content(self, text: str) -> list[int]:
+        """Ids of what somebody said: never an added token. (Bytes for which the model has no token are left out.)
+
+        Raises `ParameterError` for a text that is too long.
+        """
+        if not text:
+            return []
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise ParameterError(f"a text may have {MAX_TEXT_CHARACTERS} characters, not {len(text)}")
+        if not text.isascii():  # halves of a surrogate pair are joined, lone ones become U+FFFD
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_scaffold(self, text: str) -> list[int]:
+        """Ids of what we wrote ourselves: added tokens are recognised."""
+        return self.encode_prompt(RenderedPrompt(text, SCAFFOLD * len(text)))
+
+    def encode_raw(self, text: str, bos: int | None = None) -> list[int]:
+        """Ids of a text to be continued, as content, after the first token `bos` if the model wants one."""
+        ids = self.encode_content(text)
+        return ids if bos is None else [bos, *ids]
+
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        """Ids of a rendered prompt. Added tokens of its scaffold are control; the same text in content is plain text.
+
+        An answer that carries its ids is replayed as it was sampled if they are of this tokenizer and give exactly the
+        text in the prompt; else its text is encoded.
+        """
+        ids: list[int] = []
+        text = prompt.text
+        done = 0
+        for piece in self._pieces(prompt):
+            ids += self.encode_content(text[done : piece.start])
+            ids += piece.ids
+            done = piece.end
+        return ids + self.encode_content(text[done:])
+
+    def _pieces(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
+        """In order, without overlap."""
+        done = 0
+        for start, end, origin in prompt.runs():
+            if origin == SCAFFOLD:
+                for match in self._added_pattern.finditer(prompt.text, start, end):
+                    token = self._added[match[0]]
+                    if token.single_word and _inside_word(prompt.text, *match.span()):
+                        continue
+                    piece = _widened(prompt.text, max(done, match.start()), match.end(), token, done)
+                    yield piece
+                    done = piece.end
+            elif ord(origin) >= FIRST_REPLAY:
+                message = prompt.replays[ord(origin) - FIRST_REPLAY]
+                ids = self._replay(message) if prompt.text[start:end] == message.content and start >= done else None
+                if ids is not None:
+                    yield _Piece(start, end, ids)
+                    done = end
+
+    def _replay(self, message: Message) -> tuple[int, ...] | None:
+        """The ids that say exactly the message's content, without the end token after it; None if they do not."""
+        ids = message.token_ids or ()
+        if message.tokenizer_digest != self.digest or not all(0 <= i < self.vocab_size for i in ids):
+            return None
+        while ids and ids[-1] in self.special_ids:
+            ids = ids[:-1]
+        same = b"".join(map(self.token_bytes, ids)) == message.content.encode("utf-8", "replace")
+        return ids if same and self._control_ids.isdisjoint(ids) else None
+
+    def stop_ids(self, stops: Iterable[str]) -> frozenset[int]:
+        """Ids of the stops that are the text of an added token: the model says them with one id, which has no text."""
+        return frozenset(self.added_tokens[stop] for stop in stops if stop in self.added_tokens)
+
+    # -- ids to text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, maybe half a character; of an added token its text, of an unknown id none."""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            text = self._texts.get(token_id)
+            known = self._known_bytes[token_id] = b"" if text is None else self._bytes_of_text(text)
+        return known
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+        silent = self.special_ids if skip_special else ()
+        return b"".join(self.token_bytes(i) for i in ids if i not in silent).decode("utf-8", "replace")
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """A new incremental decoder, whose deltas joined are `decode` of all."""
+        return Detokenizer(self.token_bytes, self.special_ids if skip_special else ())
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    document = json.loads(data.decode("utf-8"))
+    if not isinstance(document, dict):
+        raise ModelFormatError("tokenizer.json is not an object")
+    return document
+
+
+def _added_tokens(document: Mapping[str, Any]) -> list[AddedToken]:
+    tokens = [_added_token(entry) for entry in document.get("added_tokens") or ()]
+    if len({token.id for token in tokens}) < len(tokens) or len({token.text for token in tokens}) < len(tokens):
+        raise ModelFormatError("tokenizer.json has an added token twice")
+    return tokens
+
+
+def _added_token(entry: Any) -> AddedToken:
+    token_id, text = entry["id"], entry["content"]
+    if type(token_id) is not int or not 0 <= token_id <= MAX_ID or not isinstance(text, str) or not text:
+        raise ModelFormatError("tokenizer.json has an unsound added token")
+    flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word")}
+    return AddedToken(token_id, text, **flags)
+
+
+def _inside_word(text: str, start: int, end: int) -> bool:
+    return bool(_WORD.match(text[start - 1 : start]) or _WORD.match(text[end : end + 1]))
+
+
+def _widened(text: str, start: int, end: int, token: AddedToken, done: int) -> _Piece:
+    """The piece of a token with the white space that it takes along."""
+    if token.lstrip:
+        start = done + len(text[done:start].rstrip())
+    if token.rstrip:
+        while end < len(text) and text[end].isspace():
+            end += 1
+    return _Piece(start, end, (token.id,))

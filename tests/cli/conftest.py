@@ -1,0 +1,56 @@
+"""A home folder of its own for each test, and the program run in this process or as a child."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edge_llm_cli import answer
+from edge_llm_cli.main import app
+from typer.testing import CliRunner, Result
+
+from tests.cli.stub import StubEngine, opener
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    own_home = tmp_path / "home"
+    monkeypatch.setenv("EDGE_LLM_HOME", str(own_home))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'apps'}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("TERM", "xterm")
+    return own_home
+
+
+@pytest.fixture
+def invoke() -> Callable[..., Result]:
+    """invoke(*arguments, piped="") runs the program in this process."""
+
+    def run(*arguments: str, piped: str | bytes = "") -> Result:
+        return CliRunner().invoke(app, list(arguments), input=piped, prog_name="edge-llm")
+
+    return run
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> StubEngine:
+    """Takes the place of every model."""
+    engine = StubEngine(["Hel", "lo."])
+    monkeypatch.setattr(answer, "opened", opener(engine))
+    return engine
+
+
+def child(*arguments: str, program: str = "from edge_llm_cli.main import run; run()", **options: Any) -> Any:
+    """The program as a process of its own."""
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, **options)
+
+
+def stub_command(spec: dict[str, Any], *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.cli.stub", json.dumps(spec), *arguments]

@@ -1,0 +1,79 @@
+"""An engine that says what it is told to, behind the real command line: `python -m tests.cli.stub SPEC ARGUMENT...`.
+
+SPEC is JSON: the arguments of StubEngine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+from edge_llm import errors
+from edge_llm.engine.handle import Handle, Mailbox
+from edge_llm.errors import ContextLengthError
+from edge_llm.messages import Finished, FinishReason, Message, TextDelta, Timings, Usage
+from edge_llm.sampling.params import SamplingParams
+
+
+class StubEngine:
+    """Answers every request with `pieces`, `delay` seconds apart, then maybe the error `fail`.
+
+    A request of more than `limit` characters is too long; `asked` keeps them all.
+    """
+
+    manifest = SimpleNamespace(name="stub")
+    context = 64
+
+    def __init__(
+        self, pieces: list[str], *, times: int = 1, delay: float = 0.0, fail: str | None = None, limit: int = 10**9
+    ) -> None:
+        self.pieces, self.delay, self.fail, self.limit = pieces * times, delay, fail, limit
+        self.asked: list[tuple[list[Message] | str, SamplingParams]] = []
+
+    def chat(self, messages: list[Message], params: SamplingParams) -> Handle:
+        return self._start(list(messages), params, sum(len(message.content) for message in messages))
+
+    def complete(self, text: str, params: SamplingParams) -> Handle:
+        return self._start(text, params, len(text))
+
+    def _start(self, request: list[Message] | str, params: SamplingParams, size: int) -> Handle:
+        self.asked.append((request, params))
+        if size > self.limit:
+            raise ContextLengthError(size, self.limit)
+        mailbox, cancelled = Mailbox(), threading.Event()
+        threading.Thread(target=self._say, args=(mailbox, cancelled, params), daemon=True).start()
+        return Handle(mailbox, cancelled.set)
+
+    def _say(self, mailbox: Mailbox, cancelled: threading.Event, params: SamplingParams) -> None:
+        said = 0
+        for piece in self.pieces:
+            if cancelled.is_set() or (self.delay and cancelled.wait(self.delay)):
+                break
+            mailbox.put(TextDelta(piece))
+            said += 1
+        if self.fail is not None:
+            mailbox.put(getattr(errors, self.fail)("it went wrong", hint="do it right"))
+            return
+        reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.STOP
+        timings = Timings(0.0, 0.01, 0.1, 1000.0, 200.0, 0.005)
+        mailbox.put(Finished(reason, Usage(7, said, 2), timings, 5 if params.seed is None else params.seed))
+
+
+def opener(engine: StubEngine):
+    @contextlib.contextmanager
+    def opened(model: str, options: object) -> Iterator[tuple[StubEngine, float]]:
+        yield engine, 0.25
+
+    return opened
+
+
+if __name__ == "__main__":
+    from edge_llm_cli import answer, main
+
+    answer.opened = opener(StubEngine(**json.loads(sys.argv[1])))
+    sys.argv[1:] = sys.argv[2:]
+    main.run()

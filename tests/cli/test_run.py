@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from edge_llm_cli import run as run_verb
+from edge_llm_cli.run import peak_rss_mb
+
+from edge_llm.messages import Message
+from tests.cli.conftest import ROOT, stub_command
+
+
+def test_the_answer_goes_to_stdout_and_nothing_else(invoke, engine) -> None:
+    result = invoke("run", "Hi")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Hello.\n", "")
+    assert engine.asked[0][0] == [Message.user("Hi")]
+
+
+def test_an_answer_that_ends_its_line_gets_no_second_end(invoke, engine) -> None:
+    engine.pieces = ["a\n"]
+    assert invoke("run", "Hi").stdout == "a\n"
+    engine.pieces = []
+    assert invoke("run", "Hi").stdout == ""
+
+
+def test_every_option_arrives(invoke, engine) -> None:
+    options = {
+        "--max-tokens": "9",
+        "--temperature": "0.5",
+        "--top-k": "4",
+        "--top-p": "0.9",
+        "--min-p": "0.1",
+        "--seed": "42",
+        "--system": "Be brief.",
+    }
+    flat = [word for pair in options.items() for word in pair]
+    assert invoke("run", "Hi", *flat, "--stop", "END", "--stop", "\n\n", "--private", "--cache", "off").exit_code == 0
+    messages, params = engine.asked[0]
+    assert messages == [Message.system("Be brief."), Message.user("Hi")]
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 4, 0.9)
+    assert (params.min_p, params.seed, params.stop) == (0.1, 42, ("END", "\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "piped", "prompt"),
+    [
+        ("Hi", "", "Hi"),
+        ("Hi", " \n", "Hi"),
+        ("Sum up:", "a\nb\n", "Sum up:\n\na\nb"),
+        (None, "just this\r\n", "just this"),
+        (None, "h\udcffé", "h\ufffdé"),
+        ("bad \udcff byte", "", "bad \ufffd byte"),
+        ("", "x", "x"),
+    ],
+)
+def test_piped_text_joins_the_prompt(invoke, engine, argument: str | None, piped: str, prompt: str) -> None:
+    result = invoke("run", *([] if argument is None else [argument]), piped=piped.encode("utf-8", "surrogateescape"))
+    assert result.exit_code == 0
+    assert engine.asked[0][0] == [Message.user(prompt)]
+
+
+def test_raw_continues_the_text_as_it_is(invoke, engine) -> None:
+    assert invoke("run", "--raw", piped="def f():\n").exit_code == 0
+    assert engine.asked[0][0] == "def f():\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["  "],
+        ["Hi", "--temperature", "-1"],
+        ["Hi", "--temperature", "nan"],
+        ["Hi", "--top-k", "x"],
+        ["Hi", "--top-p", "2"],
+        ["Hi", "--max-tokens", "0"],
+        ["Hi", "--seed", "-1"],
+        ["Hi", "--stop", ""],
+        ["Hi", "--raw", "--system", "x"],
+        ["Hi", "--cache", "on"],
+        ["Hi", "--speculate", "auto"],
+        ["Hi", "--no-such-option"],
+        ["Hi", "there"],
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(invoke, engine, arguments: list[str]) -> None:
+    result = invoke("run", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert len(lines) == 1 or (lines[1].startswith("hint: ") and len(lines) == 2)
+    assert engine.asked == []
+
+
+def test_options_of_later_versions_are_refused_by_name(invoke, engine) -> None:
+    assert "--speculate auto" in invoke("run", "Hi", "--speculate", "auto").stderr
+    assert "--cache on" in invoke("run", "Hi", "--cache", "on").stderr
+
+
+def test_input_without_end_is_cut_off(invoke, engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_verb, "MAX_STDIN_BYTES", 1000)
+    result = invoke("run", piped="x" * 1001)
+    assert result.exit_code == 2
+    assert invoke("run", piped="x" * 1000).exit_code == 0
+
+
+def test_one_json_object(invoke, engine) -> None:
+    engine.pieces = ["caf\u00e9 ", "\x1b[31m"]
+    result = invoke("run", "Hi", "--json", "--seed", "3")
+    assert result.exit_code == 0
+    assert result.stdout.isascii()
+    value = json.loads(result.stdout)
+    assert list(value) == ["text", "finish_reason", "seed", "model", "usage", "timings"]
+    assert (value["text"], value["finish_reason"], value["seed"], value["model"]) == (
+        "café \x1b[31m",
+        "stop",
+        3,
+        "stub",
+    )
+    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2}
+    timings = value["timings"]
+    assert list(timings) == [
+        "load_s",
+        "ttft_s",
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "tpot_s",
+        "peak_rss_mb",
+    ]
+    assert timings["load_s"] == 0.25
+    assert timings["peak_rss_mb"] > 1
+
+
+def test_stats_are_one_line_on_stderr(invoke, engine) -> None:
+    result = invoke("run", "Hi", "--stats")
+    assert result.stdout == "Hello.\n"
+    (line,) = result.stderr.splitlines()
+    for word in ("7 prompt tokens (2 cached)", "2 tokens (stop)", "load 0.25 s", "200.0 tokens/s", "seed 5"):
+        assert word in line
+
+
+def test_a_failure_keeps_what_was_said_and_exits_with_1(invoke, engine) -> None:
+    engine.fail = "GenerationError"
+    result = invoke("run", "Hi")
+    assert (result.exit_code, result.stdout) == (1, "Hello.\n")
+    assert result.stderr == "error: it went wrong\nhint: do it right\n"
+    result = invoke("run", "Hi", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_a_prompt_beyond_the_context_names_both_numbers(invoke, engine) -> None:
+    engine.limit = 10
+    result = invoke("run", "a" * 11)
+    assert result.exit_code == 2
+    assert "11" in result.stderr
+    assert "10 tokens" in result.stderr
+    assert "hint: " in result.stderr
+
+
+def test_peak_memory_is_that_of_this_process() -> None:
+    peak = peak_rss_mb()
+    assert peak is not None
+    assert 5 < peak < 100_000
+
+
+def interrupted(spec: dict, *arguments: str) -> tuple[int, str, str]:
+    command = stub_command(spec, "run", "Hi", *arguments)
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.read(4) if "--json" not in arguments else time.sleep(2) or ""
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        return process.returncode, first + out, err
+
+
+def test_ctrl_c_keeps_what_was_said(own_home: Path) -> None:
+    code, out, err = interrupted({"pieces": ["one "], "times": 1000, "delay": 0.02})
+    assert code == 130
+    assert out.startswith("one ")
+    assert out.endswith("\n")
+    assert len(out) < 3000
+    assert err == "interrupted\n"
+
+
+def test_ctrl_c_with_json_still_prints_the_object(own_home: Path) -> None:
+    code, out, err = interrupted({"pieces": ["one "], "times": 1000, "delay": 0.02}, "--json")
+    assert code == 130
+    value = json.loads(out)
+    assert value["finish_reason"] == "cancelled"
+    assert set(value["text"]) <= set("one ")
+    assert "Traceback" not in err
+
+
+def test_a_closed_pipe_ends_quietly(own_home: Path) -> None:
+    command = stub_command({"pieces": ["line\n"], "times": 20_000}, "run", "Hi")
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-16"])
+def test_any_encoding_of_stdout_will_do(own_home: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    command = stub_command({"pieces": ["caf\u00e9 \u540d \U0001f600"]}, "run", "Hi")
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode(encoding).startswith("caf")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line(own_home: Path) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        for arguments in (["run", "Hi"], ["run", "Hi", "--json"], ["models", "list"]):
+            command = stub_command({"pieces": ["Hello"]}, *arguments)
+            done = subprocess.run(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full, stderr=-1, text=True, check=False
+            )
+            assert done.returncode == 1
+            assert done.stderr.splitlines() == ["error: No space left on device"]
+
+
+def test_closed_standard_streams_do_no_harm(own_home: Path) -> None:
+    shell = '"$@" >&- <&- 2>&-; echo $?'
+    command = stub_command({"pieces": ["Hello"]}, "run", "Hi")
+    done = subprocess.run(["sh", "-c", shell, "sh", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n"
+
+
+def test_an_open_pipe_that_says_nothing_is_explained(own_home: Path) -> None:
+    command = stub_command({"pieces": ["Hello"]}, "run", "Hi")
+    with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "reading standard input ...\n"
+        process.stdin.close()
+        assert process.stdout.read() == "Hello\n"
+
+
+def test_a_prompt_is_not_kept_anywhere(own_home: Path, tmp_path: Path) -> None:
+    secret = "xyzzy-private-words"
+    command = stub_command({"pieces": ["Hello"]}, "run", secret, "--private", "--stats")
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def test_the_program_starts_without_heavy_modules() -> None:
+    code = "import sys, edge_llm_cli.main; print(*sorted(m for m in sys.modules if '.' not in m))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    heavy = {"numpy", "numba", "llvmlite", "onnxruntime", "onnx", "tokenizers", "jinja2", "rich", "platformdirs", "pip"}
+    assert not heavy & set(loaded.split())
