@@ -1,12 +1,14 @@
 """Where things live on disk: the config, data and cache folders named `edge-llm`. Nothing is created at import.
 
-EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests.
+EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests. A user without any home
+folder gets one among the temporary files.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -17,8 +19,12 @@ _APP = "edge-llm"
 
 
 def _base(kind: str, default: str) -> Path:
-    home = os.environ.get("EDGE_LLM_HOME")
-    return Path(home).expanduser() / kind if home else Path(default)
+    if home := os.environ.get("EDGE_LLM_HOME"):
+        return Path(os.path.expanduser(home)).absolute() / kind
+    if os.path.isabs(default):
+        return Path(default)
+    # a user without an entry and without HOME, as in some containers: "~" has no meaning
+    return Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", kind)
 
 
 def config_dir() -> Path:

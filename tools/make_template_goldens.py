@@ -51,7 +51,9 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "messages": [said("system", "Be brief."), USER, said("assistant", " Paris. ")],
         "add_generation_prompt": False,
     },
-    "three turns": {"messages": [said("system", "Sei knapp."), USER, said("assistant", "Paris."), said("user", "Und 日本?")]},
+    "three turns": {
+        "messages": [said("system", "Sei knapp."), USER, said("assistant", "Paris."), said("user", "Und 日本?")],
+    },
     "empty system message": {"messages": [said("system", ""), USER]},
     "two system messages": {"messages": [said("system", "One."), said("system", "Two."), USER]},
     "two user turns": {"messages": [USER, said("user", "And of the Netherlands, which is a country by the sea?")]},

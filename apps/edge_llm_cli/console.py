@@ -96,5 +96,15 @@ def table(rows: Sequence[tuple[str, ...]]) -> None:
         line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def package_version(name: str) -> str:
+    """Version of an installed package, or that there is none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"

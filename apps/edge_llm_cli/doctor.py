@@ -46,15 +46,8 @@ def _guarded(probe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    from importlib import metadata
-
-    versions: dict[str, Any] = {"python": f"{platform.python_version()} ({platform.platform()})"}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    python = f"{platform.python_version()} ({platform.platform()})"
+    return {"python": python, **{package: console.package_version(package) for package in _PACKAGES}}
 
 
 def _cpu() -> dict[str, Any]:
@@ -139,8 +132,24 @@ def _models() -> dict[str, Any]:
     from edge_llm_cli.models import summary
 
     store = ModelStore()
-    found = [summary(store, name) for name in store.names()]
-    return {model["name"]: f"{console.megabytes(model['size'])}, {model['state']}" for model in found}
+    facts = {}
+    for model in (summary(store, name) for name in store.names()):
+        facts[model["name"]] = f"{console.megabytes(model['size'])}, {model['state']}"
+        if model["context"] is not None:
+            facts[model["name"]] += f", runs with a context of {_usable_context(store.path(model['name']))} tokens"
+    return facts
+
+
+def _usable_context(folder: Path) -> int:
+    """What `run` would take without --context, by the memory that is free now."""
+    from edge_llm.config import default_context, load_config
+    from edge_llm.engine.assembly import cache_geometry
+    from edge_llm.kernels.layout import KvType
+    from edge_llm.model.manifest import ModelManifest
+
+    manifest, config = ModelManifest.read(folder), load_config()
+    row_bytes = cache_geometry(manifest).row_bytes(KvType[(config.kv_type or manifest.kv_type).upper()])
+    return config.context or default_context(manifest.dimensions.context, row_bytes)
 
 
 def _what_runs(findings: dict[str, dict[str, Any]]) -> str:

@@ -20,4 +20,46 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Perplexity of a model on a text, and with --reference f32 how close it is to the unrounded weights."""
-    raise NotImplementedError
+    if reference not in (None, "f32"):
+        raise InputError(f"--reference can only be f32, not {reference}")
+    content = _read_text(text)
+
+    from edge_llm import machine
+    from edge_llm.config import default_threads, load_config
+    from edge_llm.engine.assembly import cache_geometry
+    from edge_llm.export import evaluation
+    from edge_llm.install.importer import resolve
+    from edge_llm.kernels.layout import KvType
+    from edge_llm.kernels.warmup import load_kernels
+    from edge_llm.model.manifest import TOKENIZER_NAME, ModelManifest
+    from edge_llm.text.tokenizer import Tokenizer
+
+    config = load_config(kv_type=kv_dtype, threads=threads)
+    with ProgressDisplay() as progress:
+        folder = resolve(model, progress)
+        manifest = ModelManifest.read(folder)
+        result = evaluation.evaluate(
+            folder,
+            Tokenizer.from_file(folder / TOKENIZER_NAME).encode_raw(content),
+            kernels=load_kernels(progress.kernels),
+            geometry=cache_geometry(manifest),
+            kv_type=KvType[(config.kv_type or manifest.kv_type).upper()],
+            threads=min(config.threads or default_threads(), len(machine.usable_cpus())),
+            window=window,
+            reference=reference is not None,
+            progress=lambda _stage, done, total: progress("evaluating", done, total),
+        )
+    values = {name: value for name, value in dataclasses.asdict(result).items() if value is not None}
+    if as_json:
+        console.data(values)
+    else:
+        console.table([(name, f"{value:.6g}") for name, value in values.items()])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text", hint="convert it first") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None

@@ -75,9 +75,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        console.line(f"edge-llm {version('edge-llm')}")
+        console.line(f"edge-llm {console.package_version('edge-llm')}")
         raise typer.Exit
 
 

@@ -93,8 +93,10 @@ def import_file(
     if name is not None and catalog.has(check_name(name)):
         raise InputError(f"{name} is the name of a model of the catalog", hint="choose another name with --name")
     sha256 = _source_sha256(source, progress)
-    known = store.find_source(sha256) if name is None else name
-    name = known or _derived_name(source, sha256)
+    if name is None:
+        name = store.find_source(sha256) or _derived_name(source, sha256)
+        if _is_intact(store, name):  # so that a store that cannot be written can be used
+            return store.path(name)
     with store.lock(name, on_wait=lambda: progress(WAITING, 0, 0)):
         if store.has(name):
             if ModelManifest.read(store.path(name)).source.sha256 != sha256:

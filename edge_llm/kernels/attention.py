@@ -46,7 +46,7 @@ from edge_llm.kernels.attention_plan import attention_plan, task_bytes
 from edge_llm.kernels.attention_prepare import LOG2_E, QUERY_PLANES, attention_prepare
 from edge_llm.kernels.layout import CALL_FIELDS, LAYER_FIELDS, SPLIT, TILE, AttentionCall, CacheLayer, KvType
 from edge_llm.kernels.pointers import f32_at, i64_at
-from edge_llm.kernels.ring import head_rows, physical_tile
+from edge_llm.kernels.ring import clear, head_rows, physical_tile
 from edge_llm.kernels.softmax_ir import LOWEST, TILES, find_maximum, finish_output, merge_split, softmax_f32, softmax_int8
 from edge_llm.kernels.tile_product import (
     MAX_VECTORS,
@@ -144,7 +144,7 @@ def attention_task(call: int, task: int) -> None:
                         softmax_int8(scores, seen, pair, small + _TILES + 8 * TILES, codes, scales)
                     else:
                         softmax_f32(scores, seen, pair)
-                    _clear(out + k * unit[_OUT_STRIDE], dim)
+                    clear(out + k * unit[_OUT_STRIDE], dim)
                 for t in range(TILES):
                     if (seen >> t) & 1 != 0:
                         place = tiles[t]
@@ -264,16 +264,9 @@ def _output(call: int, row: int, head: int, vector: int) -> int:
 
 
 @numba.njit
-def _clear(address: int, dim: int) -> None:
-    values = f32_at(address, dim)
-    for d in range(dim):
-        values[d] = np.float32(0.0)
-
-
-@numba.njit
 def _start(out: int, state: int, dim: int) -> None:
     """Nothing merged yet."""
-    _clear(out, dim)
+    clear(out, dim)
     pair = f32_at(state, 2)
     pair[0] = np.float32(LOWEST)
     pair[1] = np.float32(0.0)

@@ -20,10 +20,10 @@ from edge_llm.kernels.attention_call import (
     segment_record,
 )
 from edge_llm.kernels.layout import CALL_FIELDS, LAYER_FIELDS, AttentionCall, CacheLayer, KvType
-from edge_llm.kernels.pointers import f32_at, i8_at, i16_at, i32_at, i64_at
-from edge_llm.kernels.ring import code_scales, is_number, magnitude, round_code, write_row
-from edge_llm.kernels.softmax_ir import sum_of_squares
-from edge_llm.kernels.tile_product import BYTE_DOT, QUERY_TERMS, code_limit, plane_count
+from edge_llm.kernels.pointers import f32_at, i32_at, i64_at
+from edge_llm.kernels.ring import code_scales, write_row
+from edge_llm.kernels.row_ir import magnitude, quantise_query, store_floats, sum_of_squares
+from edge_llm.kernels.tile_product import QUERY_TERMS, code_limit, plane_count
 
 LOG2_E = 1.0 / math.log(2.0)
 QUERY_PLANES = plane_count(QUERY_TERMS)
@@ -96,43 +96,15 @@ def _query_factor(fields: Any) -> float:
 
 @numba.njit(error_model="numpy")
 def _store_query(fields: Any, layer: Any, source: int, queries: int, scales: int, vector: int) -> None:
-    """Keep float32 [head_dim] as query `vector`: codes, their scale and their sum, or float32. NaN if it is not finite."""
+    """Keep float32 [head_dim] as query `vector`: codes, their scale and correction, or floats. NaN if it is not finite."""
     dim = fields[AttentionCall.HEAD_DIM]
     size = magnitude(source, dim)
-    factor = _query_factor(fields) if is_number(size) else np.float32(np.nan)
+    factor = _query_factor(fields) if size < np.inf else np.float32(np.nan)
     if layer[CacheLayer.KV_TYPE] == KvType.F32:
-        x, out = f32_at(source, dim), f32_at(queries + 4 * dim * vector, dim)
-        for d in range(dim):
-            out[d] = x[d] * factor
+        store_floats(source, dim, factor, queries + 4 * dim * vector, 4)
         return
     inverse, scale = code_scales(size, _QUERY_LIMIT)
-    total = _store_codes(source, dim, inverse, queries + QUERY_PLANES * dim * vector)
+    total = quantise_query(source, dim, inverse, queries + QUERY_PLANES * dim * vector)
     vectors = fields[AttentionCall.ROWS] * fields[AttentionCall.HEADS]
     f32_at(scales + 4 * vector, 1)[0] = scale * factor
     i32_at(scales + 4 * (vectors + vector), 1)[0] = -128 * total
-
-
-@numba.njit(error_model="numpy")
-def _store_codes(source: int, dim: int, inverse: float, codes: int) -> int:
-    """Codes of float32 [dim] into their planes (see `tile_product`); their sum."""
-    x = f32_at(source, dim)
-    total = np.int32(0)
-    if BYTE_DOT:
-        high, low = i8_at(codes, dim), i8_at(codes + (QUERY_PLANES - 1) * dim, dim)
-        for d in range(dim):
-            code = round_code(x[d] * inverse)
-            total += code
-            if QUERY_TERMS == 2:
-                first = (code + 64) >> 7
-                high[d] = np.int8(first)
-                low[d] = np.int8(code - 128 * first)
-            else:
-                high[d] = np.int8(code)
-    else:
-        even, odd = i16_at(codes, dim // 2), i16_at(codes + dim, dim // 2)
-        for d in range(dim // 2):
-            codes_2 = round_code(x[2 * d] * inverse), round_code(x[2 * d + 1] * inverse)
-            total += codes_2[0] + codes_2[1]
-            even[d] = np.int16(codes_2[0])
-            odd[d] = np.int16(codes_2[1])
-    return total

@@ -280,18 +280,3 @@ def finish_output(_: Any, out: Any, state: Any, dim: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate
-
-
-@intrinsic
-def sum_of_squares(_: Any, x: Any, dim: Any) -> Any:
-    """float32: the sum of x^2 over float32 [dim], always in the same order."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, dim = args
-        total = cgutils.alloca_once_value(builder, constant(F32, DIM_STEP, 0.0))
-        with cgutils.for_range(builder, builder.udiv(dim, I64(DIM_STEP)), intp=I64) as loop:
-            value = load(builder, element(builder, x, loop.index, 4 * DIM_STEP), vector(F32, DIM_STEP), 4)
-            builder.store(fma(builder, LOWERING, value, value, builder.load(total)), total)
-        return _reduce(builder, builder.load(total), lambda a, b: builder.fadd(a, b))
-
-    return types.float32(types.int64, types.int64), generate

@@ -60,24 +60,21 @@ class PromptText(str):
     def _cut(self, start: int, length: int) -> PromptText:
         return self[start : start + length]
 
-    def _cut_each(self, pieces: Iterable[str], gap: int) -> list[Any]:
-        """The pieces of a split, which follow each other with `gap` characters between them."""
-        cuts = []
-        start = 0
-        for piece in pieces:
-            cuts.append(self._cut(start, len(piece)))
-            start += len(piece) + gap
-        return cuts
+    def _cut_each(self, pieces: Iterable[str], separator: str | None) -> list[Any]:
+        """The pieces of a split, each with its origins."""
+        return [
+            PromptText(piece, self.origins[start : start + len(piece)])
+            for start, piece in self._placed(pieces, separator)
+        ]
 
-    def _find_each(self, pieces: Iterable[str]) -> list[Any]:
-        """The pieces of a split at white space, which no piece begins with."""
-        cuts = []
+    def _placed(self, pieces: Iterable[str], separator: str | None) -> Iterator[tuple[int, str]]:
+        """(start, piece) of each piece of a split."""
         start = 0
         for piece in pieces:
-            start = self.find(piece, start)
-            cuts.append(self._cut(start, len(piece)))
-            start += len(piece)
-        return cuts
+            if separator is None:  # split at white space, of which there may be any amount
+                start = self.find(piece, start)
+            yield start, piece
+            start += len(piece) + len(separator or "")
 
     def lstrip(self, chars: str | None = None, /) -> PromptText:
         kept = len(str.lstrip(self, chars))
@@ -96,17 +93,17 @@ class PromptText(str):
         return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
-        pieces = str.split(self, sep, maxsplit)
-        return self._find_each(pieces) if sep is None else self._cut_each(pieces, len(sep))
+        return self._cut_each(str.split(self, sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
-        pieces = str.rsplit(self, sep, maxsplit)
-        return self._find_each(pieces) if sep is None else self._cut_each(pieces, len(sep))
+        return self._cut_each(str.rsplit(self, sep, maxsplit), sep)
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         if not old:
             return str.replace(self, old, new, count)
-        return join(new, self.split(old, count))
+        pieces = str.split(self, old, count)
+        origins = (self.origins[start : start + len(piece)] for start, piece in self._placed(pieces, old))
+        return PromptText(str.join(new, pieces), origins_of(new).join(origins))
 
     def upper(self) -> str:
         return self._recased(str.upper(self))

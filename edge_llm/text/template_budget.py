@@ -36,6 +36,7 @@ class Budget:
 
     def __init__(self, input_characters: int, seconds: float = MAX_SECONDS) -> None:
         self._longest = BASE_TEXT + TEXT_PER_INPUT * input_characters
+        self._most = MAX_ITEMS + input_characters
         self._memory = BASE_MEMORY + MEMORY_PER_INPUT * input_characters
         self._steps = MAX_STEPS + input_characters
         self._next_check = self._steps
@@ -62,7 +63,7 @@ class Budget:
 
     def items(self, count: int) -> None:
         """A list or mapping of `count` entries is about to be made."""
-        if count > MAX_ITEMS:
+        if count > self._most:
             raise _exhausted("list entries")
         self._spend((count + 1) * _BYTES_PER_ITEM)
         self.step(1 + (count >> 3))

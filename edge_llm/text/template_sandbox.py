@@ -9,6 +9,7 @@ Literals become texts of origin SCAFFOLD, so that the output knows what the temp
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -160,6 +161,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.tests = library.tests = tests
         self.filters = library.filters | inserted
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Jinja would rewrite the traceback here, which costs time and shows nothing that we keep."""
+        error = sys.exc_info()[1]
+        raise error if error else RuntimeError("no exception to handle")
 
     # -- what compiled code calls
 

@@ -42,6 +42,8 @@ def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
         runs_here = all(host.get(feature[1:], False) for feature in features.split(",") if feature)
         if runs_here and name != lowering.detect_lowering().name:
             environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+            if name == "generic":
+                environment["NUMBA_BOUNDSCHECK"] = "1"
             command = [sys.executable, "-W", "error", "-m", "tests.kernels.lowering_rig"]
             started[name] = subprocess.Popen(
                 command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -61,7 +61,8 @@ BOMBS = {
     "doubling by join": doubled("[ns.a, ns.a] | join"),
     "doubling by replace": doubled("ns.a | replace('a', 'aa')"),
     "doubling by blocks": "{% set a = 'aaaaaaaa' %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 60,
-    "doubling by filter blocks": "{% set a = 'aa' %}" + "{% set a %}{% filter upper %}{{ a }}{{ a }}{% endfilter %}{% endset %}" * 60,
+    "doubling by filter blocks": "{% set a = 'aa' %}"
+    + "{% set a %}{% filter upper %}{{ a }}{{ a }}{% endfilter %}{% endset %}" * 60,
     "doubling by call blocks": "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}"
     + "{% call m() %}" * 16 + "a" * 500 + "{% endcall %}" * 16,
     "replace filter": LONG + "{{ a | replace('a', a) }}",
@@ -130,7 +131,7 @@ BOMBS = {
     "tree looked up": TUPLES + "{{ {'x': 1}[ns.a].y }}",
     "tree got": TUPLES + "{{ {'x': 1}.get(ns.a) }}",
     "trees made unique": TUPLES + "{{ [ns.a, ns.a] | unique }}",
-    "deep list": "{% set ns = namespace(a=[]) %}{% for i in range(60000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}",
+    "deep list": "{% set ns = namespace(a=[]) %}" + "{% set ns.a = [[[[ns.a]]]] %}" * 200 + "{{ ns.a }}",
     "many long texts as JSON": LONG + "{{ ([a] * 1000) | tojson }}",
     "many long texts as text": LONG + "{{ ([a] * 1000) | string }}",
     "JSON indent": "{{ [[[[1]]]] | tojson(indent=1000000000) }}",
@@ -143,12 +144,14 @@ BOMBS = {
     "recursive macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "mutual macros": "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}",
     "tree of macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
-    "text of macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}aaaaaaaa{% endif %}{% endmacro %}{{ m(30) }}",
+    "text of macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}"
+    + "a" * 60 + "{% endif %}{% endmacro %}{{ m(30) }}",
     "slow default": "{% macro m(a=" + "+".join(["1"] * 90) + ") %}{% endmacro %}" + always("{{ m() }}"),
     "recursive loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "tree of loops": "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
     "kept namespaces": kept("namespace(a=ns.kept)"),
-    "kept macros": "{% set ns = namespace(kept=[]) %}" + always("{% macro m() %}{% endmacro %}{% set ns.kept = [m, ns.kept] %}"),
+    "kept macros": "{% set ns = namespace(kept=[]) %}"
+    + always("{% macro m() %}{% endmacro %}{% set ns.kept = [m, ns.kept] %}"),
     # what runs while compiling
     "constant folded": "{{ 'a' | center(500000000) }}{% set x = 'a' * 500000000 %}",
     "chain of comparisons": "{{ " + "1 < (" * 40 + "1" + " < 2) < 3" * 40 + " }}" + "{{ 1 / 0 }}",
@@ -159,7 +162,8 @@ BOMBS = {
     "long sum": "{{ " + "+".join(["1"] * 100000) + " }}",
     "long condition": "{{ " + " and ".join(["a"] * 30000) + " }}",
     "many names": "".join(f"{{% set a{i} = 1 %}}" for i in range(9000)),
-    "many names in many branches": "".join(f"{{% set a{i} = 1 %}}" for i in range(250)) + "{% if x %}{% set y = 1 %}{% endif %}" * 2500,
+    "many names in many branches": "".join(f"{{% set a{i} = 1 %}}" for i in range(250))
+    + "{% if x %}{% set y = 1 %}{% endif %}" * 2500,
     "many branches": "{% if a %}" + "{% elif a %}" * 15000 + "{% endif %}",
     "many outputs": "{{ a }}" * 37000,
     "many comments": "x{#y#}" * 40000,

@@ -1,0 +1,152 @@
+"""edge_llm: small language models on your own machine.
+
+    from edge_llm import Engine, Message
+
+    with Engine.load("smollm2-135m-instruct") as engine:
+        print(engine.chat([Message.user("What is the capital of France?")]).text())
+
+Importing this package loads nothing heavy: each name is fetched when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_llm.config import EngineConfig
+    from edge_llm.engine.engine import Engine
+    from edge_llm.engine.handle import Handle
+    from edge_llm.engine.request import Request
+    from edge_llm.errors import (
+        ContextLengthError,
+        DownloadError,
+        EdgeLLMError,
+        EngineStoppedError,
+        GenerationError,
+        InputError,
+        IntegrityError,
+        KernelError,
+        ModelFormatError,
+        ModelNotFoundError,
+        ParameterError,
+        QueueFullError,
+        RuntimeFailure,
+        SessionError,
+        StorageError,
+        TemplateError,
+        UnsupportedModelError,
+    )
+    from edge_llm.messages import (
+        Event,
+        Finished,
+        FinishReason,
+        Message,
+        PromptProgress,
+        ReasoningDelta,
+        Role,
+        TextDelta,
+        Timings,
+        TokenInfo,
+        TokenLogprob,
+        ToolCall,
+        ToolCallDelta,
+        Usage,
+    )
+    from edge_llm.sampling.params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "edge_llm.config": ("EngineConfig",),
+    "edge_llm.engine.engine": ("Engine",),
+    "edge_llm.engine.handle": ("Handle",),
+    "edge_llm.engine.request": ("Request",),
+    "edge_llm.errors": (
+        "ContextLengthError",
+        "DownloadError",
+        "EdgeLLMError",
+        "EngineStoppedError",
+        "GenerationError",
+        "InputError",
+        "IntegrityError",
+        "KernelError",
+        "ModelFormatError",
+        "ModelNotFoundError",
+        "ParameterError",
+        "QueueFullError",
+        "RuntimeFailure",
+        "SessionError",
+        "StorageError",
+        "TemplateError",
+        "UnsupportedModelError",
+    ),
+    "edge_llm.messages": (
+        "Event",
+        "FinishReason",
+        "Finished",
+        "Message",
+        "PromptProgress",
+        "ReasoningDelta",
+        "Role",
+        "TextDelta",
+        "Timings",
+        "TokenInfo",
+        "TokenLogprob",
+        "ToolCall",
+        "ToolCallDelta",
+        "Usage",
+    ),
+    "edge_llm.sampling.params": ("SamplingParams",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ContextLengthError",
+    "DownloadError",
+    "EdgeLLMError",
+    "Engine",
+    "EngineConfig",
+    "EngineStoppedError",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "GenerationError",
+    "Handle",
+    "InputError",
+    "IntegrityError",
+    "KernelError",
+    "Message",
+    "ModelFormatError",
+    "ModelNotFoundError",
+    "ParameterError",
+    "PromptProgress",
+    "QueueFullError",
+    "ReasoningDelta",
+    "Request",
+    "Role",
+    "RuntimeFailure",
+    "SamplingParams",
+    "SessionError",
+    "StorageError",
+    "TemplateError",
+    "TextDelta",
+    "Timings",
+    "TokenInfo",
+    "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
+    "UnsupportedModelError",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
