@@ -89,7 +89,7 @@ class StorageError(InputError):
     """A disk is full, or a folder or file cannot be read or written."""
 
 
-class RuntimeFailure(EdgeLLMError):
+class RuntimeFailure(EdgeLLMError):  # noqa: N818 - "RuntimeError" is taken
     """Something failed while running."""
 
 

@@ -144,7 +144,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of an answer. `seed` reproduces it; `token_ids` are the completion's ids; `matched_stop` the stop string met."""
+    """The last event of an answer. `seed` reproduces it; `token_ids` are its ids; `matched_stop` the stop string met."""
 
     reason: FinishReason
     usage: Usage

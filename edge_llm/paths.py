@@ -1,6 +1,6 @@
 """Where things live on disk: the config, data and cache folders named `edge-llm`. Nothing is created at import.
 
-EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests. A user without any home
+EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests. A user without a home
 folder gets one among the temporary files.
 """
 
@@ -51,9 +51,13 @@ def private_dir(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()
     except OSError as error:
-        raise StorageError(f"cannot create the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder you can write to") from None
+        raise StorageError(
+            f"cannot create the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder you can write to"
+        ) from None
     if not stat.S_ISDIR(info.st_mode):
-        raise StorageError(f"{path} is not a folder of its own (a link or a file)", hint="remove it, or set EDGE_LLM_HOME")
+        raise StorageError(
+            f"{path} is not a folder of its own (a link or a file)", hint="remove it, or set EDGE_LLM_HOME"
+        )
     if os.name == "posix" and (info.st_uid != os.geteuid() or info.st_mode & 0o022):
         raise StorageError(f"{path} can be changed by other users", hint=f"run: chmod 700 {path}, or set EDGE_LLM_HOME")
     return path

@@ -38,7 +38,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_every_error_is_public_and_drawn() -> None:
-    classes = {name for name, value in vars(errors).items() if inspect.isclass(value) and value.__module__ == errors.__name__}
+    classes = {
+        name for name, value in vars(errors).items() if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
     assert classes <= set(edge_llm.__all__)
     assert errors.__doc__ is not None
     assert all(name in errors.__doc__ for name in classes)

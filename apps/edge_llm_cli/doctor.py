@@ -34,7 +34,11 @@ def doctor(as_json: JsonOption = False) -> None:
         return
     for section, facts in findings.items():
         console.line(section)
-        console.table([("", name, str(value)) for name, value in facts.items()] or [("", "none", "")])
+        console.table([("", name, _shown(value)) for name, value in facts.items()] or [("", "none", "")])
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _guarded(probe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def _cpu() -> dict[str, Any]:
 
     name, _ = target_cpu()
     lowering = detect_lowering()
-    return {"model": _cpu_model(), "compiled for": name, "kernels use": f"{lowering.name}, {lowering.lanes} lanes"}
+    return {"model": _cpu_model(), "compiled_for": name, "lowering": lowering.name, "lanes": lowering.lanes}
 
 
 def _cpu_model() -> str:
@@ -80,10 +84,10 @@ def _threads() -> dict[str, Any]:
     return {
         "used": used,
         "because": "threads is set" if configured else "one a physical core that this process may use",
-        "CPUs of the machine": os.cpu_count(),
-        "CPUs this process may use": len(usable),
-        "physical cores among them": machine.physical_cores(usable),
-        "quota of the control group": "none" if quota is None else quota,
+        "cpus_of_machine": os.cpu_count(),
+        "cpus_usable": len(usable),
+        "physical_cores_usable": machine.physical_cores(usable),
+        "quota": "none" if quota is None else quota,
     }
 
 
@@ -91,7 +95,7 @@ def _memory() -> dict[str, Any]:
     from edge_llm import machine
 
     available = machine.available_memory()
-    return {"available": "unknown" if available is None else console.megabytes(available)}
+    return {"available_mb": "unknown" if available is None else available // 10**6}
 
 
 def _onnxruntime() -> dict[str, Any]:
@@ -134,9 +138,9 @@ def _models() -> dict[str, Any]:
     store = ModelStore()
     facts = {}
     for model in (summary(store, name) for name in store.names()):
-        facts[model["name"]] = f"{console.megabytes(model['size'])}, {model['state']}"
+        facts[model["name"]] = {"state": model["state"], "size_mb": model["size"] // 10**6}
         if model["context"] is not None:
-            facts[model["name"]] += f", runs with a context of {_usable_context(store.path(model['name']))} tokens"
+            facts[model["name"]]["context"] = _usable_context(store.path(model["name"]))
     return facts
 
 

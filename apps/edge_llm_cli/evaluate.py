@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edge_llm.errors import InputError
+from edge_llm_cli import console
 from edge_llm_cli.models import JsonOption
+from edge_llm_cli.progress import ProgressDisplay
 
 
 def evaluate(

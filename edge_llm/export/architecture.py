@@ -65,7 +65,9 @@ def read_spec(gguf: GgufFile) -> ModelSpec:
             hint=f"supported architectures: {', '.join(sorted(ARCHITECTURES))}",
         )
     if gguf.integer("split.count", 0, 1 << 16, default=1) > 1:
-        raise UnsupportedModelError("the model is split over several files", hint="join them with llama-gguf-split --merge")
+        raise UnsupportedModelError(
+            "the model is split over several files", hint="join them with llama-gguf-split --merge"
+        )
     prefix = architecture.name
     hidden = gguf.integer(f"{prefix}.embedding_length", 32, 1 << 18)
     heads = gguf.integer(f"{prefix}.attention.head_count", 1, 1024)

@@ -60,15 +60,21 @@ def evaluate(
     """Evaluate the model in `folder` on `token_ids`. Raises `ParameterError` for fewer than two tokens or a bad window."""
     manifest = ModelManifest.read(folder)
     if not 2 <= window <= manifest.dimensions.context:
-        raise ParameterError(f"window must be between 2 and the model's context of {manifest.dimensions.context}, not {window}")
+        raise ParameterError(
+            f"window must be between 2 and the model's context of {manifest.dimensions.context}, not {window}"
+        )
     windows = [np.asarray(token_ids[i : i + window], np.int64) for i in range(0, len(token_ids), window)]
     windows = [ids for ids in windows if len(ids) >= 2]
     if not windows:
         raise ParameterError("the text has fewer than two tokens", hint="give a longer text")
     with tempfile.TemporaryDirectory(prefix="edge-llm-reference-") as scratch:
-        stock = StockSession(write_reference(folder, Path(scratch), window=window), threads=threads) if reference else None
+        stock = (
+            StockSession(write_reference(folder, Path(scratch), window=window), threads=threads) if reference else None
+        )
         totals = _Totals()
-        for done, (ids, logits) in enumerate(_ring_logits(folder, manifest, windows, kernels, geometry, kv_type, threads)):
+        for done, (ids, logits) in enumerate(
+            _ring_logits(folder, manifest, windows, kernels, geometry, kv_type, threads)
+        ):
             totals.add(ids, logits, stock.logits(ids) if stock else None)
             if progress:
                 progress("windows", done + 1, len(windows))
@@ -136,4 +142,5 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     """Natural logarithms of the softmax of each row, float64."""
     values = logits.astype(np.float64)
     values -= values.max(axis=1, keepdims=True)
-    return values - np.log(np.exp(values).sum(axis=1, keepdims=True))
+    result: np.ndarray = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
+    return result

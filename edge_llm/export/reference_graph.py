@@ -116,7 +116,9 @@ class _Rewriter:
     # --- the ops ---
 
     def _embedding(self, node: Any, attributes: dict[str, Any]) -> None:
-        table = self._initializer(f"{node.input[1]}.rows", self._matrix(node, attributes) * np.float32(attributes["scale"]))
+        table = self._initializer(
+            f"{node.input[1]}.rows", self._matrix(node, attributes) * np.float32(attributes["scale"])
+        )
         self._op("Gather", [table, node.input[0]], out=node.output[0], axis=0)
 
     def _linear(self, node: Any, attributes: dict[str, Any]) -> None:

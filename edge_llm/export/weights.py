@@ -1,4 +1,4 @@
-"""weights.bin: every constant of a graph, 64-byte aligned, in the very layout the kernels read, so that loading is a memory map."""
+"""weights.bin: every constant of a graph, aligned, in the very layout the kernels read: loading is a memory map."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the phases of attention share: the private fields of an `AttentionCall`, the records in its scratch, small look-ups.
+"""What the phases of attention share: private fields of an `AttentionCall`, records of its segments, small look-ups.
 
-Splits are numbered by position: split i holds the rows of positions i * SPLIT, ... A unit of work is a block of rows of one
-segment and one kv head, over all its splits or (where a segment is cut by splits) over one of them.
+Splits are numbered by position: split i holds the rows of positions i * SPLIT, ... A unit of work is a block of rows of
+one segment and one kv head, over all its splits or (where a segment is cut by splits) over one of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_llm.kernels.pointers import i64_at
 SEGMENTS = AttentionCall.PRIVATE
 """address of the records of the segments that have rows"""
 LISTED = SEGMENTS + 1
-"""how many there are"""
+"""how many"""
 QUERIES = SEGMENTS + 2
 """addresses of the parts of the scratch, see `attention_offsets`"""
 QUERY_SCALES = SEGMENTS + 3
@@ -68,7 +68,7 @@ def block_rows(fields: Any) -> int:
 
 @numba.njit(inline="always")
 def visited_splits(layer: Any, first: int, last: int) -> Any:
-    """What rows of positions `first` .. `last` attend to: splits below this number (sinks), and from this one to that one."""
+    """What rows of positions `first` .. `last` attend to: splits below (sinks), from, and up to these numbers."""
     begin = max(0, first - layer[CacheLayer.WINDOW] + 1) // SPLIT
     return min(-(-layer[CacheLayer.SINKS] // SPLIT), begin), begin, last // SPLIT
 

@@ -45,8 +45,8 @@ from edge_llm.kernels.pointers import i32_at, i64_at
 from edge_llm.kernels.tile_product import DIM_STEP
 
 _TASKS_A_THREAD = 8  # so that threads end together although blocks of a prompt cost unequally
-_LEAST_WORK = 8192  # (query vector, key row) pairs, some microseconds: less is not worth a task
-_LEAST_MERGE = 1024  # parts, likewise
+_LEAST_WORK = 6144  # (query vector, key row) pairs, some microseconds: less is not worth another thread
+_LEAST_PARTS = 1024  # parts to be merged, likewise
 
 _offsets = numba.njit(attention_offsets)
 task_bytes = numba.njit(attention_task_bytes)
@@ -54,10 +54,10 @@ task_bytes = numba.njit(attention_task_bytes)
 
 @numba.njit(error_model="numpy")
 def attention_plan(call: int) -> int:
-    """Cut the step of the `AttentionCall` at address `call` into tasks and merges; their numbers go into the record.
+    """Cut the step of the `AttentionCall` at address `call` into TASKS and MERGES.
 
-    Gives the number of tasks, or -1 (and no tasks) if rows, segments, sizes, the ring or the scratch do not fit together;
-    then nothing may be run.
+    Gives the number of tasks (1 if more are not worth their cost), or -1 if rows, segments, sizes, ring and scratch do
+    not fit together: then nothing may be run.
     """
     fields = i64_at(call, CALL_FIELDS)
     layer = i64_at(fields[AttentionCall.LAYER], LAYER_FIELDS)
@@ -69,10 +69,9 @@ def attention_plan(call: int) -> int:
     work = _list_segments(fields, layer)
     if work < 0:
         return -1
-    threads = max(1, fields[AttentionCall.THREADS])
-    worth = 1 + work // _LEAST_WORK
-    _cut_units(fields, layer, threads if worth > 1 else 1)
-    tasks = min(fields[UNITS], ATTENTION_MAX_TASKS, worth, _TASKS_A_THREAD * threads if threads > 1 else 1)
+    threads = max(1, fields[AttentionCall.THREADS]) if work >= _LEAST_WORK else 1
+    _cut_units(fields, layer, threads)
+    tasks = min(fields[UNITS], ATTENTION_MAX_TASKS, _TASKS_A_THREAD * threads if threads > 1 else 1)
     fields[AttentionCall.TASKS] = tasks
     return tasks
 
@@ -114,7 +113,7 @@ def _place_scratch(fields: Any) -> None:
 
 @numba.njit(error_model="numpy")
 def _list_segments(fields: Any, layer: Any) -> int:
-    """Fill the records of the segments that have rows; (query vector, key row) pairs of the step, or -1 if one is unsound."""
+    """Fill the records of the segments that have rows; the step's (query vector, key row) pairs, or -1 for bad ones."""
     count = fields[AttentionCall.SEGMENT_COUNT]
     segments = i32_at(fields[AttentionCall.SEGMENTS], 4 * count)
     ring_rows, sinks = layer[CacheLayer.CAPACITY] - layer[CacheLayer.SINKS], layer[CacheLayer.SINKS]
@@ -141,7 +140,7 @@ def _list_segments(fields: Any, layer: Any) -> int:
 
 @numba.njit(error_model="numpy")
 def _cut_units(fields: Any, layer: Any, threads: int) -> None:
-    """Number the units; by splits too where blocks alone would leave `threads` idle, as long as there is room for parts."""
+    """Number the units: by splits too where blocks alone would leave threads idle and there is room for the parts."""
     kv_heads, dim = fields[AttentionCall.KV_HEADS], fields[AttentionCall.HEAD_DIM]
     room = (fields[AttentionCall.SCRATCH] + fields[AttentionCall.SCRATCH_BYTES] - fields[PARTS]) // (4 * dim + 8)
     at_once = block_rows(fields)
@@ -170,4 +169,4 @@ def _cut_units(fields: Any, layer: Any, threads: int) -> None:
     fields[UNITS] = units
     fields[PART_STATES] = fields[PARTS] + 4 * dim * parts
     fields[MERGE_UNITS] = merges
-    fields[AttentionCall.MERGES] = min(merges, 1 + parts // _LEAST_MERGE, _TASKS_A_THREAD * threads)
+    fields[AttentionCall.MERGES] = min(merges, _TASKS_A_THREAD * threads if parts >= _LEAST_PARTS else 1)

@@ -1,4 +1,4 @@
-"""The second phase of attention, row by row: norm and turn queries and keys, keep the queries, write keys and values to the ring."""
+"""The second phase of attention, row by row: norm and turn query and key, keep the query, write key and value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUERY_LIMIT = code_limit(QUERY_TERMS)
 
 @numba.njit(error_model="numpy")
 def attention_prepare(call: int, row: int) -> None:
-    """Norm and turn the queries and keys of one row of the step; queries go to the scratch, key and value to the ring."""
+    """Norm and turn the queries and keys of one row; queries go to the scratch, keys and values to the ring."""
     fields = i64_at(call, CALL_FIELDS)
     layer = i64_at(fields[AttentionCall.LAYER], LAYER_FIELDS)
     heads, kv_heads, dim = fields[AttentionCall.HEADS], fields[AttentionCall.KV_HEADS], fields[AttentionCall.HEAD_DIM]
@@ -48,13 +48,8 @@ def attention_prepare(call: int, row: int) -> None:
         _turn(fields, source + 4 * dim * head, fields[AttentionCall.Q_NORM], rope, turned)
         _store_query(fields, layer, turned, fields[QUERIES], fields[QUERY_SCALES], vector)
         if fields[AttentionCall.SINK_ROPE] != 0:
-            _turn(
-                fields,
-                source + 4 * dim * head,
-                fields[AttentionCall.Q_NORM],
-                fields[AttentionCall.SINK_ROPE] + step,
-                turned,
-            )
+            sink_rope = fields[AttentionCall.SINK_ROPE] + step
+            _turn(fields, source + 4 * dim * head, fields[AttentionCall.Q_NORM], sink_rope, turned)
             sink_scales = fields[QUERY_SCALES] + 8 * heads * fields[AttentionCall.ROWS]
             _store_query(fields, layer, turned, fields[SINK_QUERIES], sink_scales, vector)
     for head in range(kv_heads):
@@ -72,8 +67,8 @@ def _turn(fields: Any, source: int, gamma: int, rope: int, target: int) -> None:
         out[d] = x[d]
     if gamma != 0:
         weights = f32_at(gamma, dim)
-        mean = sum_of_squares(source, dim) / np.float32(dim)
-        factor = np.float32(1.0) / np.sqrt(mean + np.float32(real_field(fields, AttentionCall.EPS)))
+        mean = sum_of_squares(source, dim) / dim
+        factor = np.float32(1.0 / math.sqrt(mean + real_field(fields, AttentionCall.EPS)))
         for d in range(dim):
             out[d] = x[d] * factor * weights[d]
     if rope != 0:
@@ -87,8 +82,8 @@ def _turn(fields: Any, source: int, gamma: int, rope: int, target: int) -> None:
 
 
 @numba.njit(inline="always")
-def _query_factor(fields: Any) -> float:
-    """What scores are multiplied by to be in units of log2; see `softmax_ir` for the soft cap."""
+def _query_factor(fields: Any) -> Any:
+    """float32 that makes the scores what `softmax_ir` takes: units of log2, or those of its soft cap."""
     softcap = real_field(fields, AttentionCall.SOFTCAP)
     factor = real_field(fields, AttentionCall.SCALE) * LOG2_E
     return np.float32(factor * 2.0 / softcap) if softcap > 0.0 else np.float32(factor)
@@ -96,7 +91,7 @@ def _query_factor(fields: Any) -> float:
 
 @numba.njit(error_model="numpy")
 def _store_query(fields: Any, layer: Any, source: int, queries: int, scales: int, vector: int) -> None:
-    """Keep float32 [head_dim] as query `vector`: codes, their scale and correction, or floats. NaN if it is not finite."""
+    """Keep float32 [head_dim] as query `vector`: codes, scale and correction, or floats. NaN if it is not finite."""
     dim = fields[AttentionCall.HEAD_DIM]
     size = magnitude(source, dim)
     factor = _query_factor(fields) if size < np.inf else np.float32(np.nan)

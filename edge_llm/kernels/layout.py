@@ -217,36 +217,35 @@ class AttentionCall(IntEnum):
 
 ATTENTION_MAX_TASKS = 64
 """most tasks of an `attention` call: each has working memory of its own"""
-_PART_ROWS = 8  # rows whose splits can be tasks of their own; with more rows there is work enough without
+_PART_ROWS = 8  # rows whose splits may be tasks of their own; where there are more, rows alone are work enough
 
 
 def attention_offsets(rows: int, heads: int, head_dim: int) -> tuple[int, int, int, int, int, int]:
-    """Where the parts of AttentionCall's scratch begin, 64-byte aligned, for a step of `rows` rows.
+    """Where the parts of AttentionCall's scratch begin, for a step of `rows` rows; multiples of 64.
 
-    (table of segments, queries, their scales, queries against sinks, running states, working memory of the tasks).
+    (records of segments, queries, their scales, queries against sinks, running states, working memory of the tasks)
     """
-    vectors = rows * heads
-    queries = rows * 64  # a record of 8 int64 a segment
+    vectors = (rows * heads + 7) // 8 * 8
+    queries = rows * 64
     scales = queries + vectors * 4 * head_dim
-    sinks = scales + (vectors * 2 * 8 + 63) // 64 * 64
+    sinks = scales + vectors * 16
     states = sinks + vectors * 4 * head_dim
-    tasks = states + (vectors * 8 + 63) // 64 * 64
-    return 0, queries, scales, sinks, states, tasks
+    return 0, queries, scales, sinks, states, states + vectors * 8
 
 
 def attention_task_bytes(head_dim: int) -> int:
-    """Working memory of one task: scores, codes and outputs of four vectors and one split, and small things."""
-    return 4 * SPLIT * 4 + 4 * SPLIT * 2 + 4 * head_dim * 4 + 384
+    """Working memory of one task: scores, codes and outputs of four vectors and one split, and 384 bytes of records."""
+    return 4 * (4 * SPLIT + 2 * SPLIT + 4 * head_dim) + 384
 
 
-def attention_scratch_bytes(*, max_rows: int, heads: int, kv_heads: int, head_dim: int, context: int) -> int:
-    """Scratch that any step of up to `max_rows` rows and positions below `context` can use (much of it is rarely touched).
+def attention_scratch_bytes(*, max_rows: int, heads: int, head_dim: int, context: int) -> int:
+    """Scratch for any step of up to `max_rows` rows at positions below `context` (much of it is rarely touched).
 
-    The last part holds what tasks of single splits leave to be merged; a step that does not fit there is cut by rows only.
+    The last part keeps what single splits leave to be merged; a step with more of it is cut by rows only.
     """
     parts = _PART_ROWS * heads * (context // SPLIT + 1)
     tasks = attention_offsets(max_rows, heads, head_dim)[-1]
-    return tasks + ATTENTION_MAX_TASKS * attention_task_bytes(head_dim) + parts * (4 * head_dim + 8) + 64
+    return tasks + ATTENTION_MAX_TASKS * attention_task_bytes(head_dim) + parts * (4 * head_dim + 8)
 
 
 class SampleCall(IntEnum):

@@ -203,7 +203,11 @@ def _norm(op: int, context: int, with_delta: bool) -> int:
     fields[NormCall.OUT] = _output(op, context, state, 0, rows, width)
     if rows == 0:
         return 0
-    if x == 0 or fields[NormCall.OUT] == 0 or (with_delta and (fields[NormCall.DELTA] == 0 or fields[NormCall.SUM] == 0)):
+    if (
+        x == 0
+        or fields[NormCall.OUT] == 0
+        or (with_delta and (fields[NormCall.DELTA] == 0 or fields[NormCall.SUM] == 0))
+    ):
         return _refuse(state)
     fields[NormCall.GAMMA] = state[Op.FIRST_CONSTANT + (2 if with_delta else 1)]
     fields[NormCall.ROWS] = rows
@@ -253,7 +257,7 @@ def _segments_are_sound(segments: Any, count: int, rows: int, cache: Any) -> boo
 
 
 def ring_attention(op: int, context: int) -> int:
-    """RingAttention(qkv, segments, rope, kv, q_norm?, k_norm?) -> [rows, heads * head_dim]; writes this layer's keys and values."""
+    """RingAttention(qkv, segments, rope, kv, q_norm?, k_norm?) -> [rows, heads * head_dim]; writes the layer's rows."""
     state = i64_at(op, OP_FIELDS)
     workspace = i64_at(state[Op.WORKSPACE], WORKSPACE_FIELDS)
     call = op + _WORD * Op.CALL

@@ -24,25 +24,33 @@ def _generate_call(builder: Any, function: Any, arguments: list[Any]) -> Any:
 @intrinsic
 def call_1(typing_context: Any, function: Any, a: Any) -> Any:
     """Call a C function of one integer or pointer."""
-    return types.int64(*[types.int64] * 2), lambda context, builder, signature, args: _generate_call(builder, args[0], args[1:])
+    return types.int64(*[types.int64] * 2), lambda context, builder, signature, args: _generate_call(
+        builder, args[0], args[1:]
+    )
 
 
 @intrinsic
 def call_2(typing_context: Any, function: Any, a: Any, b: Any) -> Any:
     """Call a C function of two integers or pointers."""
-    return types.int64(*[types.int64] * 3), lambda context, builder, signature, args: _generate_call(builder, args[0], args[1:])
+    return types.int64(*[types.int64] * 3), lambda context, builder, signature, args: _generate_call(
+        builder, args[0], args[1:]
+    )
 
 
 @intrinsic
 def call_3(typing_context: Any, function: Any, a: Any, b: Any, c: Any) -> Any:
     """Call a C function of three integers or pointers."""
-    return types.int64(*[types.int64] * 4), lambda context, builder, signature, args: _generate_call(builder, args[0], args[1:])
+    return types.int64(*[types.int64] * 4), lambda context, builder, signature, args: _generate_call(
+        builder, args[0], args[1:]
+    )
 
 
 @intrinsic
 def call_5(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
     """Call a C function of five integers or pointers."""
-    return types.int64(*[types.int64] * 6), lambda context, builder, signature, args: _generate_call(builder, args[0], args[1:])
+    return types.int64(*[types.int64] * 6), lambda context, builder, signature, args: _generate_call(
+        builder, args[0], args[1:]
+    )
 
 
 def _pointer_to(element: types.Type) -> Any:

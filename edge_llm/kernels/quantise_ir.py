@@ -17,13 +17,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from edge_llm.kernels.layout import ACTIVATION_BLOCK, RECORD_WORDS, ROW_TILE
 from edge_llm.kernels.lowering import Lowering, fma
-from edge_llm.kernels.vector_ir import F32, I8, I32, I64, broadcast, call, constant, load, offset, store, vector
+from edge_llm.kernels.vector_ir import (
+    F32,
+    I8,
+    I32,
+    I64,
+    broadcast,
+    call,
+    constant,
+    integers_to_float,
+    load,
+    offset,
+    slice_lanes,
+    store,
+    vector,
+)
 
 MAGIC = 12582912.0
 """1.5 * 2^23: float32 numbers near it are whole, and their low bits that number"""
@@ -31,6 +46,9 @@ MAGIC_BITS = 0x4B400000
 RECORD_BYTES = 4 * RECORD_WORDS
 SCALE, NEGATIVE, TERMS = 32, 36, 40
 """byte offsets in a record of the words 8, 9 and 10"""
+_TOGETHER = 4
+
+Join = Callable[[Any, Any, Any], Any]
 
 
 def integer_start(lowering: Lowering) -> int:
@@ -43,45 +61,21 @@ def quantise_row(lowering: Lowering) -> Callable[..., None]:
 
     Records are ROW_TILE records apart. `halves` 1: a term for each 16 inputs; `minimum` 1: float32 terms (see above).
     """
-    lanes = lowering.lanes
-    start = integer_start(lowering)
-
-    def block(builder: Any, x: Any, record: Any, halves: Any, minimum: Any) -> None:
-        values = [
-            load(builder, offset(builder, x, 4 * first), vector(F32, lanes), 4)
-            for first in range(0, ACTIVATION_BLOCK, lanes)
-        ]
-        scale, inverse = _scale(builder, _largest(builder, values))
-        factor, magic = broadcast(builder, inverse, lanes), constant(F32, lanes, MAGIC)
-        rounded = [
-            builder.bitcast(fma(builder, lowering, value, factor, magic), vector(I32, lanes)) for value in values
-        ]
-        for i, bits in enumerate(rounded):  # the low byte of the bits is the code
-            store(builder, builder.trunc(bits, vector(I8, lanes)), offset(builder, record, i * lanes), min(lanes, 16))
-        codes = [builder.sub(bits, constant(I32, lanes, MAGIC_BITS)) for bits in rounded]
-        middle = len(codes) // 2
-        first, second = _sum_lanes(builder, codes[:middle]), _sum_lanes(builder, codes[middle:])
-        store(builder, scale, offset(builder, record, SCALE), 4)
-        store(builder, builder.fmul(scale, F32(-MAGIC)), offset(builder, record, NEGATIVE), 4)
-        for i, total in enumerate((builder.select(halves, first, builder.add(first, second)), second)):
-            minimum_term = builder.bitcast(builder.fmul(scale, builder.sitofp(total, F32)), I32)
-            start_term = builder.sub(I32(start), builder.mul(total, I32(128)))
-            store(
-                builder,
-                builder.select(minimum, minimum_term, start_term),
-                offset(builder, record, TERMS + 4 * i),
-                4,
-            )
 
     @intrinsic
     def quantise(typing_context: Any, x: Any, record: Any, blocks: Any, halves: Any, minimum: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: list[Any]) -> Any:
             x, record, blocks, halves, minimum = args
             halves, minimum = (builder.icmp_signed("!=", flag, I64(0)) for flag in (halves, minimum))
-            with cgutils.for_range(builder, blocks, intp=I64) as loop:
-                from_x = builder.mul(loop.index, I64(4 * ACTIVATION_BLOCK))
-                to_record = builder.mul(loop.index, I64(ROW_TILE * RECORD_BYTES))
-                block(builder, offset(builder, x, from_x), offset(builder, record, to_record), halves, minimum)
+            last = builder.sub(blocks, I64(1))
+            with cgutils.for_range_slice(builder, I64(0), blocks, I64(_TOGETHER), I64, inc=True) as (first, _):
+                places = []
+                for i in range(_TOGETHER):  # beyond the last block, that one again
+                    number = call(builder, "llvm.smin.i64", I64, [builder.add(first, I64(i)), last])
+                    from_x = builder.mul(number, I64(4 * ACTIVATION_BLOCK))
+                    to_record = builder.mul(number, I64(ROW_TILE * RECORD_BYTES))
+                    places.append((offset(builder, x, from_x), offset(builder, record, to_record)))
+                _quantise_blocks(builder, lowering, places, halves, minimum)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
@@ -89,30 +83,108 @@ def quantise_row(lowering: Lowering) -> Callable[..., None]:
     return quantise
 
 
-def _largest(builder: Any, values: list[Any]) -> Any:
-    """Bits of the largest magnitude, as i32. Compared as integers, so that NaN is larger than anything."""
-    lanes = values[0].type.count
+def _quantise_blocks(
+    builder: Any, lowering: Lowering, places: list[tuple[Any, Any]], halves: Any, minimum: Any
+) -> None:
+    """Four blocks (their inputs, their records) side by side: what is one number a block is a vector of four."""
+    lanes = lowering.lanes
     words = vector(I32, lanes)
-    sizes = [builder.and_(builder.bitcast(value, words), constant(I32, lanes, 0x7FFFFFFF)) for value in values]
-    while len(sizes) > 1:
-        sizes = [
-            call(builder, f"llvm.smax.v{lanes}i32", words, [a, b]) for a, b in zip(sizes[::2], sizes[1::2], strict=True)
-        ]
-    return call(builder, f"llvm.vector.reduce.smax.v{lanes}i32", I32, sizes)
+    starts = range(0, ACTIVATION_BLOCK, lanes)
+    blocks = [[load(builder, offset(builder, x, 4 * at), vector(F32, lanes), 4) for at in starts] for x, _ in places]
+    sizes = [[builder.and_(builder.bitcast(v, words), constant(I32, lanes, 0x7FFFFFFF)) for v in b] for b in blocks]
+    scale, inverse = _scales(builder, _across(builder, [_fold(builder, b, _larger) for b in sizes], _larger))
+    first, second = [], []
+    for i, (values, (_, record)) in enumerate(zip(blocks, places, strict=True)):
+        factor = broadcast(builder, builder.extract_element(inverse, I32(i)), lanes)
+        rounded = [fma(builder, lowering, value, factor, constant(F32, lanes, MAGIC)) for value in values]
+        bits = [builder.bitcast(value, words) for value in rounded]
+        for at, value in zip(starts, bits, strict=True):  # the low byte of the bits is the code
+            store(builder, builder.trunc(value, vector(I8, lanes)), offset(builder, record, at), min(lanes, 16))
+        middle = len(bits) // 2
+        first.append(_fold(builder, bits[:middle], _sum))
+        second.append(_fold(builder, bits[middle:], _sum))
+    # Sums of bits wrap, and so does what MAGIC adds to them.
+    excess = constant(I32, _TOGETHER, (ACTIVATION_BLOCK // 2 * MAGIC_BITS) % (1 << 32))
+    sums = [builder.sub(_across(builder, half, _sum), excess) for half in (first, second)]
+    sums[0] = builder.select(halves, sums[0], builder.add(*sums))
+    terms = [_term(builder, lowering, total, scale, minimum) for total in sums]
+    negative = builder.fmul(scale, constant(F32, _TOGETHER, -MAGIC))
+    tail = [builder.bitcast(value, vector(I32, _TOGETHER)) for value in (scale, negative)]
+    for row, (_, record) in zip(_transpose(builder, [*tail, *terms]), places, strict=True):
+        store(builder, row, offset(builder, record, SCALE), 16)
 
 
-def _scale(builder: Any, largest: Any) -> tuple[Any, Any]:
-    """Scale and its inverse: (NaN, 0) if the block is not finite, (0, 0) if the scale would be subnormal."""
-    exact = builder.fmul(builder.bitcast(largest, F32), F32(1 / 127))
-    short = builder.bitcast(builder.and_(builder.bitcast(exact, I32), I32(~3)), F32)
-    finite = builder.icmp_signed("<", largest, I32(0x7F800000))
-    usable = builder.and_(finite, builder.fcmp_ordered(">=", short, F32(2.0**-126)))
-    scale = builder.select(usable, short, builder.select(finite, F32(0.0), F32(float("nan"))))
-    return scale, builder.select(usable, builder.fdiv(F32(1.0), short), F32(0.0))
+def _scales(builder: Any, largest: Any) -> tuple[Any, Any]:
+    """Scales and their inverses, from the bits of the largest magnitudes.
+
+    (NaN, 0) for a block that is not finite, (0, 0) if the scale would be subnormal.
+    """
+
+    def every(value: float) -> Any:
+        return constant(F32, _TOGETHER, value)
+
+    exact = builder.fmul(builder.bitcast(largest, vector(F32, _TOGETHER)), every(1 / 127))
+    cut = builder.and_(builder.bitcast(exact, vector(I32, _TOGETHER)), constant(I32, _TOGETHER, ~3))
+    short = builder.bitcast(cut, vector(F32, _TOGETHER))
+    finite = builder.icmp_signed("<", largest, constant(I32, _TOGETHER, 0x7F800000))
+    usable = builder.and_(finite, builder.fcmp_ordered(">=", short, every(2.0**-126)))
+    scale = builder.select(usable, short, builder.select(finite, every(0.0), every(float("nan"))))
+    return scale, builder.select(usable, builder.fdiv(every(1.0), short), every(0.0))
 
 
-def _sum_lanes(builder: Any, values: list[Any]) -> Any:
+def _term(builder: Any, lowering: Lowering, total: Any, scale: Any, minimum: Any) -> Any:
+    with_minimum = builder.fmul(scale, integers_to_float(builder, total))
+    without = builder.sub(
+        constant(I32, _TOGETHER, integer_start(lowering)), builder.mul(total, constant(I32, _TOGETHER, 128))
+    )
+    return builder.select(minimum, builder.bitcast(with_minimum, without.type), without)
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of signed integers. Of the bits of magnitudes: so NaN is larger than anything."""
+    return call(builder, f"llvm.smax.v{a.type.count}i32", a.type, [a, b])
+
+
+def _sum(builder: Any, a: Any, b: Any) -> Any:
+    return builder.add(a, b)
+
+
+def _fold(builder: Any, values: list[Any], join: Join) -> Any:
     total = values[0]
     for value in values[1:]:
-        total = builder.add(total, value)
-    return call(builder, f"llvm.vector.reduce.add.v{total.type.count}i32", I32, [total])
+        total = join(builder, total, value)
+    return total
+
+
+def _across(builder: Any, values: list[Any], join: Join) -> Any:
+    """i32 [4]: the lanes of each of four vectors joined, in shuffles that stay within 16 bytes as long as they can."""
+    pairs = [
+        join(builder, _interleave(builder, a, b, 1, 0), _interleave(builder, a, b, 1, 2))
+        for a, b in (values[:2], values[2:])
+    ]
+    left, right = pairs
+    total = join(builder, _interleave(builder, left, right, 2, 0), _interleave(builder, left, right, 2, 2))
+    while (lanes := total.type.count) > _TOGETHER:
+        total = join(
+            builder, slice_lanes(builder, total, 0, lanes // 2), slice_lanes(builder, total, lanes // 2, lanes // 2)
+        )
+    return total
+
+
+def _interleave(builder: Any, a: Any, b: Any, run: int, first: int) -> Any:
+    """Runs of `run` lanes of a and b in turn, within each 16 bytes from lane `first` on (the unpack instructions)."""
+    lanes = a.type.count
+    order = []
+    for group in range(first, lanes, 4):
+        for at in range(group, group + 2, run):
+            order += [*range(at, at + run), *range(lanes + at, lanes + at + run)]
+    return builder.shuffle_vector(a, b, ir.Constant(vector(I32, lanes), order))
+
+
+def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
+    """Four vectors of four, turned about."""
+    result = []
+    for first in (0, 2):
+        left, right = (_interleave(builder, a, b, 1, first) for a, b in (rows[:2], rows[2:]))
+        result += [_interleave(builder, left, right, 2, at) for at in (0, 2)]
+    return result

@@ -1,10 +1,10 @@
 """The ring: where a position's row lies, and how a key and a value are written there.
 
-Storage is described at `layout.CacheLayer`. Position, physical row and capacity are different numbers: a tile of positions
-is mapped as a whole to a physical tile, and a position keeps its place in the tile.
+Storage is described at `layout.CacheLayer`. Position, physical row and capacity are different numbers: a tile of
+positions is mapped as a whole to a physical tile, and a position keeps its place in the tile.
 
-A key or value that is not finite would make garbage of other rows' sums. Its row is stored as a key of NaN and a value of
-zeros: who attends to it gets NaN, and who does not gets nothing, for a mask hides scores, never values.
+A key or value that is not finite would make garbage of other rows' sums. Its row is stored as a key of NaN and a value
+of zeros: who attends to it gets NaN, and who does not gets nothing, for a mask hides scores, never values.
 """
 
 from __future__ import annotations

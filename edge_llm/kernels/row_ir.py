@@ -1,4 +1,4 @@
-"""What attention does to one row before it attends, as LLVM IR: measure a vector, quantise a query, store a key and a value.
+"""What attention does with one row before it attends, as LLVM IR: measure a vector, quantise it, store it in the ring.
 
 Codes are rounded to the nearest integer, to even, by adding 1.5 * 2^23: the sum's low bits are then the code in two's
 complement, and a NaN gives some bits where fptosi would give poison.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -18,6 +19,7 @@ from edge_llm.kernels.lowering import fma
 from edge_llm.kernels.tile_product import BYTE_DOT, DIM_STEP, LOWERING, QUERY_TERMS, element
 from edge_llm.kernels.vector_ir import F32, I8, I16, I32, I64, broadcast, constant, load, slice_lanes, store, vector
 
+_F64 = ir.DoubleType()
 _ROUND = 12582912.0  # 1.5 * 2^23
 _ROUND_BITS = 0x4B400000
 _FLOATS = vector(F32, DIM_STEP)
@@ -47,25 +49,29 @@ def _code_bits(builder: Any, value: Any, inverse: Any) -> Any:
 
 @intrinsic
 def sum_of_squares(_: Any, x: Any, dim: Any) -> Any:
-    """float32: the sum of x^2 over float32 [dim], always in the same order."""
+    """float64: the sum of x^2 over float32 [dim], always in the same order. No square of a float32 overflows."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total = cgutils.alloca_once_value(builder, constant(F32, DIM_STEP, 0.0))
+        x, dim = args
+        wide = vector(_F64, DIM_STEP)
+        total = cgutils.alloca_once_value(builder, constant(_F64, DIM_STEP, 0.0))
 
         def add(value: Any, first: Any) -> None:
-            builder.store(fma(builder, LOWERING, value, value, builder.load(total)), total)
+            value = builder.fpext(value, wide)
+            builder.store(builder.fadd(builder.load(total), builder.fmul(value, value)), total)
 
-        _each(builder, *args, add)
+        _each(builder, x, dim, add)
         return _reduce(builder, builder.load(total), builder.fadd)
 
-    return types.float32(types.int64, types.int64), generate
+    return types.float64(types.int64, types.int64), generate
 
 
 @intrinsic
 def magnitude(_: Any, x: Any, dim: Any) -> Any:
-    """float32: the greatest |x| of float32 [dim], inf or NaN if any is (compared as bits, so that NaN is the greatest)."""
+    """float32: the greatest |x| of float32 [dim], inf or NaN if one is (compared as bits: NaN is the greatest)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, dim = args
         most = cgutils.alloca_once_value(builder, constant(I32, DIM_STEP, 0))
 
         def greater(a: Any, b: Any) -> Any:
@@ -75,7 +81,7 @@ def magnitude(_: Any, x: Any, dim: Any) -> Any:
             size = builder.and_(builder.bitcast(value, _WORDS), constant(I32, DIM_STEP, 0x7FFFFFFF))
             builder.store(greater(size, builder.load(most)), most)
 
-        _each(builder, *args, take)
+        _each(builder, x, dim, take)
         return builder.bitcast(_reduce(builder, builder.load(most), greater), F32)
 
     return types.float32(types.int64, types.int64), generate
@@ -145,7 +151,12 @@ def store_value_codes(_: Any, x: Any, dim: Any, inverse: Any, target: Any) -> An
         def quantise(value: Any, first: Any) -> None:
             codes = builder.trunc(_code_bits(builder, value, inverse), vector(I8, DIM_STEP))
             for i in range(DIM_STEP):  # byte by byte: the neighbours are other rows, perhaps of another thread
-                store(builder, builder.extract_element(codes, I32(i)), element(builder, target, builder.add(first, I64(i))), 1)
+                store(
+                    builder,
+                    builder.extract_element(codes, I32(i)),
+                    element(builder, target, builder.add(first, I64(i))),
+                    1,
+                )
 
         _each(builder, x, dim, quantise)
         return context.get_dummy_value()

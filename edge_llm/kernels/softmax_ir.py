@@ -39,8 +39,8 @@ TILES = SPLIT // TILE
 _EXP2 = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
 # Minimax fit of (2^x - 1) / x on [-1/2, 1/2] by Lawson's iteration: relative error of 2^x 9.2e-8.
 _ROUND = 12582912.0
-# 1.5 * 2^23: added to a float32 below 2^22 it leaves the nearest integer (even of two) in the low 22 bits, and never gives
-# poison as fptosi does for NaN.
+# 1.5 * 2^23: added to a float32 below 2^22 it leaves the nearest integer, to even, in the low 22 bits. For NaN it leaves
+# some bits, where fptosi would give poison.
 
 
 def _exp2(builder: Any, x: Any) -> Any:
@@ -177,8 +177,8 @@ def _pack(builder: Any, codes: list[Any]) -> list[Any]:
     seven = constant(I32, LANES, 0x007F007F)
     if WEIGHT_TERMS == 1:
         return [both(even, odd, 8, 0x00FF00FF)]
-    high = [builder.and_(builder.lshr(pair, constant(I32, LANES, 7)), seven) for pair in (even, odd)]
-    return [both(*high, 8, 0x007F007F), both(even, builder.and_(odd, seven), 8, 0x007F007F)]
+    even_high, odd_high = [builder.and_(builder.lshr(pair, constant(I32, LANES, 7)), seven) for pair in (even, odd)]
+    return [both(even_high, odd_high, 8, 0x007F007F), both(even, builder.and_(odd, seven), 8, 0x007F007F)]
 
 
 def _softmax(builder: Any, args: list[Any], int8: tuple[Any, Any, Any] | None) -> None:
@@ -233,7 +233,8 @@ def softmax_f32(_: Any, scores: Any, tiles: Any, state: Any) -> Any:
 def softmax_int8(_: Any, scores: Any, tiles: Any, state: Any, value_scales: Any, codes: Any, scales: Any) -> Any:
     """As `softmax_f32`, but the weights, times the rows' value scales, become `codes` for `values_int8`.
 
-    `value_scales`: int64 [tiles], addresses of float32 [TILE]. `scales`: float32 [tiles][MAX_VECTORS], the vector's column.
+    `value_scales`: int64 [tiles], addresses of float32 [TILE]. `scales`: the vector's column of float32
+    [tiles][MAX_VECTORS].
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,13 +1,13 @@
 """Products of a tile of the KV cache with a few query vectors, as LLVM IR: scores = K q, output += V w.
 
-A query vector is one (row, head). A lane is a column of the tile: a key row for scores, a dimension for values. The steps
-(dimensions, or value rows) follow one another and nothing is reassociated, so a result depends on its own vector alone and
-the number of vectors that share a load changes no bit.
+A query vector is one (row, head). A lane is a column of the tile: a key row for scores, a dimension for values. The
+steps (dimensions, or value rows) follow one another and nothing is reassociated, so a result depends on its own vector
+alone, and the number of vectors that share a load changes no bit.
 
-int8: query and weights are codes of one or two terms of seven bits (code = 128 * high + low), so that both products are
-integer dot products of four steps a lane. A CPU with a dot product of bytes takes the terms as bytes; others take whole
-codes as 16-bit words, even and odd steps apart. Both give the same integers. `planes` arrays hold the codes of a vector,
-four steps in 32 bits.
+int8: queries and weights are codes of one or two terms of seven bits (code = 128 * high + low), so that both products
+are integer dot products of four steps a lane. A CPU with a dot product of bytes takes the terms as bytes; others take
+whole codes as 16-bit words, even and odd steps apart. Both give the same integers. A vector's codes lie in one or two
+planes, four steps in 32 bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from edge_llm.kernels.vector_ir import (
     I16,
     I32,
     I64,
-    broadcast,
     call,
     constant,
     load,
@@ -180,16 +179,17 @@ def _multiply(
 
 def _over_columns(builder: Any, columns: Any, at_once: int, block: Callable[[Any, int, int], None]) -> None:
     """Call `block(first column, vectors, lanes)` until all columns (a multiple of DIM_STEP) are covered."""
+    passes = [(at_once, LANES)]
+    if at_once > 1:
+        passes.append((1, LANES))
+    if LANES > DIM_STEP:
+        passes.append((1, DIM_STEP))
     done: Any = I64(0)
-    for blocks, lanes in ((at_once, LANES), (1, LANES), (1, DIM_STEP)):
-        if (blocks, lanes) == (1, LANES) and at_once == 1:
-            continue
-        if lanes == DIM_STEP and LANES <= DIM_STEP:
-            continue
-        width = blocks * lanes
-        with cgutils.for_range(builder, builder.udiv(builder.sub(columns, done), I64(width)), intp=I64) as loop:
-            block(builder.add(done, builder.mul(loop.index, I64(width))), blocks, lanes)
-        done = builder.mul(builder.udiv(columns, I64(width)), I64(width))
+    for blocks, lanes in passes:
+        width = I64(blocks * lanes)
+        with cgutils.for_range(builder, builder.udiv(builder.sub(columns, done), width), intp=I64) as loop:
+            block(builder.add(done, builder.mul(loop.index, width)), blocks, lanes)
+        done = builder.mul(builder.udiv(columns, width), width)
 
 
 def _switch(builder: Any, vectors: Any, emit: Callable[[int], None]) -> None:
@@ -301,7 +301,7 @@ def values_int8(_: Any, vectors: Any, tile: Any, codes: Any, dim: Any, out: Any,
 
 @intrinsic
 def values_f32(_: Any, vectors: Any, tile: Any, weights: Any, dim: Any, out: Any, out_stride: Any) -> Any:
-    """out[v] += weights[v] . tile, as `values_int8`; `tile`: float32 [TILE][dim]; weights: float32 [TILE], SPLIT apart."""
+    """out[v] += weights[v] . tile, as `values_int8`. `tile`: float32 [TILE][dim]; weights: float32 [TILE], SPLIT apart."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors, tile, weights, dim, out, out_stride = args

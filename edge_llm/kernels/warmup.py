@@ -109,14 +109,11 @@ def _cache_folder() -> Path | None:
     try:
         root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "kernels")
         return paths.private_dir(root / _fingerprint())
-    except StorageError as error:
-        return _uncached(error)
-    except OSError as error:  # the home folder cannot even be looked up
-        return _uncached(error)
-
-
-def _uncached(error: Exception) -> None:
-    warnings.warn(f"compiled kernels are not kept, so every start compiles them again: {error}", RuntimeWarning, stacklevel=4)
+    except (StorageError, OSError) as error:  # OSError: the home folder cannot even be looked up
+        warnings.warn(
+            f"compiled kernels are not kept, so every start compiles them again: {error}", RuntimeWarning, stacklevel=3
+        )
+        return None
 
 
 # --- loading -------------------------------------------------------------------------------------------------------------
@@ -160,7 +157,9 @@ def _link(objects: list[bytes], symbols: Mapping[str, str]) -> dict[str, int]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     _define_error_symbols(llvm)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine())
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine()
+    )
     for code in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -211,7 +210,9 @@ def _compile(folder: Path | None, progress: Progress | None) -> KernelLibrary:
                 progress(name, done, len(entries))
             compiled[name] = numba.cfunc(signature, error_model="numpy")(function)
     except Exception as error:  # whatever the compiler raises, the caller needs to know one thing
-        raise KernelError(f"the kernels cannot be compiled for this machine: {error}", hint="run: edge-llm doctor") from error
+        raise KernelError(
+            f"the kernels cannot be compiled for this machine: {error}", hint="run: edge-llm doctor"
+        ) from error
     if progress:
         progress("", len(entries), len(entries))
     _keep.extend(compiled.values())
@@ -245,6 +246,8 @@ def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> No
 def _sweep(current: Path) -> None:
     """Drop the libraries of versions long gone; a few stay, for several interpreters may share the folder."""
     with contextlib.suppress(OSError):
-        others = sorted((path for path in current.parent.iterdir() if path != current), key=lambda path: path.stat().st_mtime)
-        for path in others[: -_KEPT_LIBRARIES]:
+        others = sorted(
+            (path for path in current.parent.iterdir() if path != current), key=lambda path: path.stat().st_mtime
+        )
+        for path in others[:-_KEPT_LIBRARIES]:
             shutil.rmtree(path, ignore_errors=True)

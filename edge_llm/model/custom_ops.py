@@ -137,7 +137,9 @@ def _fill_linear(node: Node, state: np.ndarray, ops: SessionOps) -> None:
     inputs = node.integer("inputs", 32, _MAX_WIDTH)
     outputs = node.integer("outputs", 1, _MAX_WIDTH)
     form = BlockFormat(
-        bits=node.integer("bits", 4, 8), block=node.integer("block", 16, 32), minimum=bool(node.integer("minimum", 0, 1))
+        bits=node.integer("bits", 4, 8),
+        block=node.integer("block", 16, 32),
+        minimum=bool(node.integer("minimum", 0, 1)),
     )
     if inputs % 32 or inputs > ops.workspace[Workspace.X_INPUTS]:
         raise SessionError(f"{node.op}: {inputs} inputs are no multiple of 32 or more than the session has room for")

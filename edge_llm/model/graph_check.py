@@ -102,7 +102,9 @@ def _check_tensor(tensor: dict[str, list[Value]], weight_bytes: int) -> None:
         _refuse(f"{name}: not stored outside the graph as we export it")
     if location["location"] != WEIGHTS_NAME:
         _refuse(f"{name}: stored in {location['location']!r}, not in {WEIGHTS_NAME}")
-    if not all(location[key].isascii() and location[key].isdigit() and len(location[key]) < 20 for key in ("offset", "length")):
+    if not all(
+        location[key].isascii() and location[key].isdigit() and len(location[key]) < 20 for key in ("offset", "length")
+    ):
         _refuse(f"{name}: offset or length is no number")
     offset, length = int(location["offset"]), int(location["length"])
     if offset % ALIGNMENT or offset + length > weight_bytes:

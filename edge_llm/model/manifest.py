@@ -150,7 +150,9 @@ class ModelManifest:
                 }
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ModelFormatError(f"manifest.json is not a sound manifest: {error}", hint="import the model again") from None
+            raise ModelFormatError(
+                f"manifest.json is not a sound manifest: {error}", hint="import the model again"
+            ) from None
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:
@@ -160,7 +162,9 @@ class ModelManifest:
             with path.open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
-            raise ModelFormatError(f"{folder.name} has no readable {MANIFEST_NAME}: {error.strerror}", hint="import the model again") from None
+            raise ModelFormatError(
+                f"{folder.name} has no readable {MANIFEST_NAME}: {error.strerror}", hint="import the model again"
+            ) from None
         if len(data) > MAX_MANIFEST_BYTES:
             raise ModelFormatError(f"{MANIFEST_NAME} is larger than {MAX_MANIFEST_BYTES} bytes")
         try:
@@ -186,27 +190,40 @@ def _whole(value: object, low: int, high: int) -> bool:
 def _check(manifest: ModelManifest) -> None:
     """Bounds that every later size computation relies on."""
     size = manifest.dimensions
-    _require(isinstance(manifest.name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", manifest.name) is not None, "bad name")
+    _require(
+        isinstance(manifest.name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", manifest.name) is not None,
+        "bad name",
+    )
     if manifest.layout != "ring":
         raise UnsupportedModelError(f"unknown layout {manifest.layout!r}")
     _require(_whole(size.vocab, 1, 1 << 22), "vocab out of range")
     _require(_whole(size.context, 1, 1 << 24), "context out of range")
     for name in ("hidden", "intermediate"):
-        _require(_whole(getattr(size, name), 32, 1 << 18) and getattr(size, name) % 32 == 0, f"{name} must be a multiple of 32")
+        _require(
+            _whole(getattr(size, name), 32, 1 << 18) and getattr(size, name) % 32 == 0,
+            f"{name} must be a multiple of 32",
+        )
     _require(_whole(size.head_dim, 8, 1024) and size.head_dim % 8 == 0, "head_dim out of range")
-    _require(_whole(size.heads, 1, 1024) and _whole(size.kv_heads, 1, 1024) and size.heads % size.kv_heads == 0, "heads out of range")
+    _require(
+        _whole(size.heads, 1, 1024) and _whole(size.kv_heads, 1, 1024) and size.heads % size.kv_heads == 0,
+        "heads out of range",
+    )
     _require((size.heads * size.head_dim) % 32 == 0, "heads * head_dim must be a multiple of 32")
     _require(1 <= len(manifest.layers) <= 512 and len(manifest.rope) <= 8, "too many layers or rope tables")
     for table in manifest.rope:
         _require(_whole(table.rotary_dim, 2, size.head_dim) and table.rotary_dim % 2 == 0, "rotary_dim out of range")
-        _require(all(math.isfinite(x) and x > 0 for x in (table.base, table.factor)), "rope base and factor must be positive")
+        _require(
+            all(math.isfinite(x) and x > 0 for x in (table.base, table.factor)), "rope base and factor must be positive"
+        )
         factors = table.frequency_factors
         if factors is not None:
             _require(len(factors) == table.rotary_dim // 2, "rope has the wrong number of frequency factors")
             _require(all(math.isfinite(x) and x > 0 for x in factors), "rope's frequency factors must be positive")
     _require(len({table.rotary_dim for table in manifest.rope}) <= 1, "rope tables of different widths")
     for layer in manifest.layers:
-        _require(layer.rope is None or _whole(layer.rope, 0, len(manifest.rope) - 1), "a layer names a missing rope table")
+        _require(
+            layer.rope is None or _whole(layer.rope, 0, len(manifest.rope) - 1), "a layer names a missing rope table"
+        )
         _require(layer.window is None or _whole(layer.window, 1, 1 << 24), "window out of range")
     tokens = manifest.tokens
     for token_id in (*tokens.eos, *(i for i in (tokens.bos, tokens.padding) if i is not None)):
@@ -216,4 +233,7 @@ def _check(manifest: ModelManifest) -> None:
         _require(name in manifest.files, f"{name} is not listed")
     for name, spec in manifest.files.items():
         _require(name in (GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TEMPLATE_NAME), f"unknown file {name!r}")
-        _require(_whole(spec.size, 0, 1 << 46) and isinstance(spec.sha256, str) and len(spec.sha256) == 64, f"bad entry for {name}")
+        _require(
+            _whole(spec.size, 0, 1 << 46) and isinstance(spec.sha256, str) and len(spec.sha256) == 64,
+            f"bad entry for {name}",
+        )

@@ -94,7 +94,9 @@ def library_path() -> Path:
     for pattern in ("libonnxruntime.so*", "libonnxruntime.*.dylib", "libonnxruntime.dylib", "onnxruntime.dll"):
         for path in sorted(folder.glob(pattern)):
             return path
-    raise SessionError("the installed onnxruntime has no plain library", hint="pip install --force-reinstall onnxruntime")
+    raise SessionError(
+        "the installed onnxruntime has no plain library", hint="pip install --force-reinstall onnxruntime"
+    )
 
 
 class OrtApi:
@@ -109,14 +111,18 @@ class OrtApi:
         table = base.GetApi(API_VERSION) if _release(self.version) >= OLDEST_TESTED else None
         if not table:
             oldest = ".".join(map(str, OLDEST_TESTED))
-            raise SessionError(f"onnxruntime {self.version} is too old; {oldest} or newer is needed", hint="pip install -U onnxruntime")
+            raise SessionError(
+                f"onnxruntime {self.version} is too old; {oldest} or newer is needed", hint="pip install -U onnxruntime"
+            )
         self._table = (c_void_p * (max(ApiEntry) + 1)).from_address(table)
         self._message = ctypes.CFUNCTYPE(c_char_p, c_void_p)(self.address(ApiEntry.GET_ERROR_MESSAGE))
         self._release_status = ctypes.CFUNCTYPE(None, c_void_p)(self.address(ApiEntry.RELEASE_STATUS))
 
     def address(self, entry: ApiEntry) -> int:
         """Address of one function of the table."""
-        return int(self._table[entry])
+        address = self._table[entry]
+        assert address is not None
+        return address
 
     def function(self, entry: ApiEntry, *argument_types: Any) -> Any:
         """The function as a callable returning the raw status (0: well)."""

@@ -22,7 +22,6 @@ from edge_llm.kernels.layout import (
     Workspace,
     attention_scratch_bytes,
     quantised_bytes,
-    quantised_bytes,
 )
 from edge_llm.model.custom_ops import Kernels, SessionOps
 from edge_llm.model.graph_check import check_graph
@@ -34,6 +33,8 @@ from edge_llm.model.step import Step
 SPIN_MICROSECONDS = 400
 """how long a pool thread looks for work before it sleeps: longer than the gap between two ops or two decode steps, far
 shorter than a pause of the user"""
+
+_Tensor = tuple[np.ndarray, tuple[int, ...], ElementType]
 
 _KEPT_BINDINGS = 64
 _ALIGNMENT = 64
@@ -50,7 +51,14 @@ class Session:
     """A loaded model over one KV cache. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, folder: Path, manifest: ModelManifest, *, kernels: Kernels, cache_descriptor: int, max_rows: int, threads: int
+        self,
+        folder: Path,
+        manifest: ModelManifest,
+        *,
+        kernels: Kernels,
+        cache_descriptor: int,
+        max_rows: int,
+        threads: int,
     ) -> None:
         """Load the graph of a model folder.
 
@@ -143,7 +151,9 @@ class Session:
         if self.manifest.rope:
             width = self.manifest.rope[0].rotary_dim
             tables = len(self.manifest.rope)
-            rope_rows(self.manifest.rope, positions, out=self._rope[: tables * rows * width].reshape(tables, rows, width))
+            rope_rows(
+                self.manifest.rope, positions, out=self._rope[: tables * rows * width].reshape(tables, rows, width)
+            )
 
     def _binding(self, rows: int, segments: int, logit_rows: int) -> _Binding:
         """The IO binding for these shapes; decode steps of one conversation use the same one for ever."""
@@ -159,14 +169,14 @@ class Session:
     def _bind(self, rows: int, segments: int, logit_rows: int) -> _Binding:
         tables = len(self.manifest.rope)
         width = self.manifest.rope[0].rotary_dim if tables else 0
-        inputs = {
+        inputs: dict[str, _Tensor] = {
             "input_ids": (self._ids, (rows,), ElementType.INT64),
             "segments": (self._segments, (segments, 4), ElementType.INT32),
             "rope": (self._rope, (tables, rows, width), ElementType.FLOAT),
             "logit_rows": (self._logit_rows, (logit_rows,), ElementType.INT64),
             "kv": (self._kv, (), ElementType.INT64),
         }
-        outputs = {
+        outputs: dict[str, _Tensor] = {
             "logits": (self._logits, (logit_rows, self.vocab), ElementType.FLOAT),
             "hidden": (self._hidden, (rows, self.hidden), ElementType.FLOAT),
         }
@@ -186,7 +196,10 @@ class Session:
         size, rows = self.manifest.dimensions, self.max_rows
         inputs = max(size.hidden, size.intermediate, size.heads * size.head_dim)
         scratch = attention_scratch_bytes(
-            max_rows=rows, heads=size.heads, kv_heads=size.kv_heads, head_dim=size.head_dim, context=int(self._cache[Cache.CONTEXT])
+            max_rows=rows,
+            heads=size.heads,
+            head_dim=size.head_dim,
+            context=int(self._cache[Cache.CONTEXT]),
         )
         blocks = aligned_zeros(quantised_bytes(rows, inputs))
         attention = aligned_zeros(scratch)
@@ -212,9 +225,16 @@ class Session:
                 "session.intra_op.spin_duration_us": str(SPIN_MICROSECONDS),
                 "session.disable_prepacking": "1",  # nothing to repack: weights are stored as the kernels read them
             }.items():
-                api.call(ApiEntry.ADD_SESSION_CONFIG, (c_void_p, options), (c_char_p, key.encode()), (c_char_p, value.encode()))
+                api.call(
+                    ApiEntry.ADD_SESSION_CONFIG,
+                    (c_void_p, options),
+                    (c_char_p, key.encode()),
+                    (c_char_p, value.encode()),
+                )
             domain = self._ops.register(options)
-            session = api.create(ApiEntry.CREATE_SESSION, (c_void_p, environment()), encode_path(graph), (c_void_p, options))
+            session = api.create(
+                ApiEntry.CREATE_SESSION, (c_void_p, environment()), encode_path(graph), (c_void_p, options)
+            )
         except BaseException:
             api.release(ApiEntry.RELEASE_CUSTOM_OP_DOMAIN, domain)
             raise

@@ -1,4 +1,4 @@
-"""A graph of stock ops on ONNX Runtime's own CPU provider, through its Python package: the reference that quality is measured by."""
+"""A graph of stock ops on ONNX Runtime's own CPU provider: the reference that quality is measured by."""
 
 from __future__ import annotations
 

@@ -104,8 +104,10 @@ class SamplingParams:
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Self:
         """A copy whose unset fields come from `defaults` (the manifest's), else are neutral (temperature 1, all filters off)."""
-        neutral: dict[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-        unset = {name: defaults.get(name, value) for name, value in neutral.items() if getattr(self, name) is None}
+        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+        unset: dict[str, Any] = {
+            name: defaults.get(name, value) for name, value in neutral.items() if getattr(self, name) is None
+        }
         if "top_k" in unset:
             unset["top_k"] = int(unset["top_k"])
         return replace(self, **unset)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from edge_llm.errors import ParameterError, TemplateError, quoted
+from edge_llm.errors import ParameterError, quoted
 from edge_llm.messages import Message, Role, ToolCall
 from edge_llm.text.prompt import CONTENT, FIRST_REPLAY, SCAFFOLD, PromptText, RenderedPrompt
 from edge_llm.text.template_budget import Budget
@@ -23,7 +23,6 @@ Scalar = bool | int | float | str | None
 COMMON_VARIABLES = frozenset(("enable_thinking", "reasoning_effort", "thinking"))
 """variables that callers may give to any template, whether it reads them or not"""
 _INTERNAL = frozenset(("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"))
-_MAX_DATE_FORMAT = 64
 _MAX_INPUT_DEPTH = 48
 
 
@@ -42,10 +41,7 @@ class ChatTemplate:
         eos_token: str | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self._clock = clock
-        self._sandbox = Sandbox(
-            source, {"raise_exception": _raise_exception, "strftime_now": self._strftime_now, "dict": _dict}
-        )
+        self._sandbox = Sandbox(source, clock)
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: PromptText.of(token, SCAFFOLD) for name, token in tokens.items() if token is not None}
         self.digest = hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
@@ -92,22 +88,6 @@ class ChatTemplate:
             if not (value is None or isinstance(value, bool | int | float | str)):
                 raise ParameterError(f"the template variable {name} must be a text, a number, a boolean or null")
         return dict(variables)
-
-    def _strftime_now(self, form: str) -> str:
-        if len(form) > _MAX_DATE_FORMAT:
-            raise TemplateError(f"the chat template asks for a date in more than {_MAX_DATE_FORMAT} characters")
-        return self._clock().strftime(form)
-
-
-def _raise_exception(reason: object = "") -> NoReturn:
-    text = " ".join(str(reason).split())[:500]
-    raise TemplateError(
-        f"the chat template refuses this conversation: {text}", hint="change the roles or the order of the messages"
-    )
-
-
-def _dict(**entries: Any) -> dict[str, Any]:
-    return entries
 
 
 def _message(message: Message, origin: str) -> dict[str, Any]:
@@ -156,7 +136,7 @@ def _characters(value: Any) -> int:
             total += len(item)
         elif isinstance(item, dict):
             pending.extend((part, depth + 1) for pair in item.items() for part in pair)
-        elif isinstance(item, list):
+        elif isinstance(item, list | tuple):
             pending.extend((part, depth + 1) for part in item)
         elif not (item is None or isinstance(item, bool | int | float)):
             raise ParameterError(f"messages and tools are JSON values, not {type(item).__name__}")

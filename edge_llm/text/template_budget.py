@@ -13,6 +13,8 @@ from itertools import chain
 from edge_llm.errors import TemplateError
 
 MAX_SECONDS = 0.5
+SECONDS_PER_INPUT = 1e-6
+LONGEST_SECONDS = 1.5
 MAX_STEPS = 2_000_000
 MAX_CALL_DEPTH = 48
 MAX_NESTING = 64
@@ -34,13 +36,14 @@ class Budget:
     Each method raises `TemplateError` once the allowance is used up.
     """
 
-    def __init__(self, input_characters: int, seconds: float = MAX_SECONDS) -> None:
+    def __init__(self, input_characters: int) -> None:
         self._longest = BASE_TEXT + TEXT_PER_INPUT * input_characters
         self._most = MAX_ITEMS + input_characters
         self._memory = BASE_MEMORY + MEMORY_PER_INPUT * input_characters
         self._steps = MAX_STEPS + input_characters
         self._next_check = self._steps
         # Time of this thread alone, so that a busy machine does not fail a sound template.
+        seconds = min(MAX_SECONDS + SECONDS_PER_INPUT * input_characters, LONGEST_SECONDS)
         self._deadline = time.thread_time() + seconds
         self.depth = 0
 
@@ -73,8 +76,11 @@ class Budget:
         if self._memory < 0:
             raise _exhausted("memory")
 
-    def measure(self, value: object) -> int:
-        """Characters that `value` would print, at least. Walks it all: a list may hold another many times."""
+    def measure(self, value: object, kinds: tuple[type, ...] = (object,)) -> int:
+        """Characters that `value` would print, at least. Walks it all: a list may hold another many times.
+
+        What is no list or mapping must be of one of `kinds`.
+        """
         total = 0
         stack: list[Iterator[object]] = [iter((value,))]
         while stack:
@@ -85,8 +91,10 @@ class Budget:
                     stack.append(chain(item, item.values()))
                 elif isinstance(item, list | tuple):
                     stack.append(iter(item))
-                else:
+                elif isinstance(item, kinds):
                     continue
+                else:
+                    raise refused(f"the text of a {type(item).__name__}")
                 break
             else:
                 stack.pop()
@@ -94,6 +102,12 @@ class Budget:
                 raise _exhausted("nesting")
         self.step(total >> 6)
         return total
+
+
+def refused(what: str) -> TemplateError:
+    return TemplateError(
+        f"the chat template uses {what}, which is not allowed", hint="use another template for this model"
+    )
 
 
 def _exhausted(what: str) -> TemplateError:

@@ -1,22 +1,18 @@
-"""What a chat template may do with values: the filters, methods, operators and look-ups that real templates use.
+"""The filters and methods that chat templates use; all others are refused by name.
 
-All else is refused by name. Values are None, bool, int, float, text, lists, tuples, mappings and ranges; no operation
-reaches a Python attribute, and each asks the budget first. Results equal Jinja's, as `transformers` sets it up.
+Results equal Jinja's, as `transformers` sets it up. Each asks the budget before it makes anything.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import UnionType
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_llm.errors import TemplateError
-from edge_llm.text.prompt import PromptText, concat, join
-from edge_llm.text.template_budget import MAX_INTEGER_BITS, Budget
+from edge_llm.text.prompt import join
+from edge_llm.text.template_budget import refused
+from edge_llm.text.template_values import Method, Values
 
 MAX_WIDTH = 64
 """of an indent, or a number given as text"""
@@ -25,174 +21,19 @@ MAX_DIGITS = 15
 MAX_NEEDLE = 256
 """searching from the right takes the product of both lengths"""
 
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-TEXT_METHODS = words(
-    "capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower lstrip "
-    "removeprefix removesuffix replace rfind rindex rsplit rstrip split splitlines startswith strip title upper"
-)
-METHODS: tuple[tuple[type | UnionType, frozenset[str]], ...] = (
-    (str, TEXT_METHODS),
-    (Mapping, words("get items keys values")),
-    (list | tuple, words("count index")),
-)
-
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "gt": operator.gt,
-    "gteq": operator.ge,
-    "lt": operator.lt,
-    "lteq": operator.le,
-    "in": lambda left, right: left in right,
-    "notin": lambda left, right: left not in right,
-}
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-}
-
-
 _WORDS = re.compile(r"([-\s({\[<]+)")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Method:
-    """A method of a text, list or mapping that may be called. Equal only to itself: comparing owners is not free."""
-
-    owner: Any
-    name: str
-
-
-def refused(what: str) -> TemplateError:
-    return TemplateError(
-        f"the chat template uses {what}, which is not allowed", hint="use another template for this model"
-    )
-
-
-class Library:
-    """Operations on values under a budget, which is set before each render.
-
-    `undefined` is the type of missing values.
-    """
+class Library(Values):
+    """Filters by name, and the methods of values. `tests` are those that `select` and its kin may name."""
 
     def __init__(self, undefined: type) -> None:
-        self.budget = Budget(0)
-        self._undefined = undefined
+        super().__init__(undefined)
         self.tests: dict[str, Callable[..., Any]] = {}
         self.filters: dict[str, Callable[..., Any]] = {
             name.removeprefix("filter_"): getattr(self, name) for name in dir(self) if name.startswith("filter_")
         }
         self.filters["d"] = self.filter_default
-
-    # -- values
-
-    def string(self, value: Any) -> str:
-        """As `str(value)`, of the values that may be printed."""
-        if isinstance(value, str):
-            return value
-        if value is None or isinstance(value, bool | int | float | self._undefined):
-            return str(value)
-        if isinstance(value, Mapping | list | tuple | range):
-            self.budget.text(self.budget.measure(value))
-            text = str(value)
-            self.budget.text(len(text))
-            return text
-        raise refused(f"the text of a {type(value).__name__}")
-
-    def entries(self, value: Any) -> list[Any]:
-        """The items of anything that a loop may run over."""
-        if not isinstance(value, str | Mapping | list | tuple | range | self._undefined):
-            raise TypeError(f"{type(value).__name__} is not a sequence")
-        self.budget.items(len(value))  # type: ignore[arg-type]
-        return list(value)  # type: ignore[call-overload,no-any-return]
-
-    def item(self, value: Any, key: Any) -> Any:
-        """`value[key]`, else the method of that name, else undefined."""
-        self.budget.step()
-        if not (key is None or isinstance(key, str | int | float)):
-            return self._undefined(obj=value, name=None)
-        if isinstance(value, Mapping):
-            if key in value:
-                return value[key]
-        elif isinstance(value, str | list | tuple | range) and isinstance(key, int) and -len(value) <= key < len(value):
-            return value[key]
-        return self._method(value, key) or self._undefined(obj=value, name=key)
-
-    def attribute(self, value: Any, name: str) -> Any:
-        """The method of that name, else `value[name]`, else undefined: `x.items()` works where x has a key "items"."""
-        return self._method(value, name) or self.item(value, name)
-
-    def _method(self, value: Any, name: Any) -> Method | None:
-        for kind, names in METHODS:
-            if isinstance(value, kind):
-                return Method(value, str(name)) if name in names else None
-        return None
-
-    def slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        if not isinstance(value, str | list | tuple | range):
-            raise TypeError(f"a {type(value).__name__} has no parts")
-        part = slice(start, stop, step)
-        size = len(range(*part.indices(len(value))))
-        self.budget.text(size) if isinstance(value, str) else self.budget.items(size)
-        return value[part]
-
-    def collect(self, value: Any) -> Any:
-        """A list, tuple or mapping that the template writes out."""
-        self.budget.items(len(value))
-        return value
-
-    def scalar(self, value: Any) -> Any:
-        """A key: hashing a nested tuple could take for ever."""
-        if value is None or isinstance(value, str | int | float):
-            return value
-        raise TypeError(f"a {type(value).__name__} cannot be a key")
-
-    # -- operators
-
-    def compare(self, operations: str, *values: Any) -> bool:
-        """The values compared in a row, as in `a < b < c`; `operations` are keys of _COMPARE with spaces between."""
-        for value in values:
-            self.budget.measure(value)
-        steps = zip(operations.split(), values, values[1:], strict=False)
-        return all(_COMPARE[operation](left, right) for operation, left, right in steps)
-
-    def concat(self, *values: Any) -> PromptText:
-        """The operator ~."""
-        return self.concat_texts([self.string(value) for value in values])
-
-    def concat_texts(self, texts: Sequence[str]) -> PromptText:
-        self.budget.text(sum(map(len, texts)))
-        return concat(texts)
-
-    def arithmetic(self, sign: str, left: Any, right: Any) -> Any:
-        """A binary operator of numbers, texts and lists; `%` of a text is refused."""
-        self.budget.step()
-        if isinstance(left, str) and isinstance(right, str) and sign == "+":
-            return self.concat_texts((left, right))
-        if isinstance(left, str) and sign == "%":
-            raise refused("formatting by %")
-        if isinstance(left, list | tuple) and sign == "+" and isinstance(right, list | tuple):
-            self.budget.items(len(left) + len(right))
-        elif sign == "*" and isinstance(right, str | list | tuple):
-            left, right = right, left
-        if sign == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
-            size = len(left) * max(right, 0)
-            self.budget.text(size) if isinstance(left, str) else self.budget.items(size)
-        if sign == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_bits(left.bit_length() * abs(right))
-        result = _ARITHMETIC[sign](left, right)
-        if isinstance(result, int):
-            _check_bits(result.bit_length())
-        return result
 
     # -- methods
 
@@ -291,7 +132,7 @@ class Library:
         """As JSON, not escaped for HTML. Its control tokens, if any, are content."""
         if (indent or 0) > MAX_JSON_INDENT or sum(map(len, separators or ())) > MAX_JSON_INDENT:
             raise refused(f"JSON with an indent or separators of more than {MAX_JSON_INDENT}")
-        self.budget.text(self.budget.measure(value))
+        self.budget.text(self.budget.measure(value, self._printed))
         text = json.dumps(
             value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=sort_keys
         )
@@ -303,7 +144,7 @@ class Library:
     def filter_int(self, value: Any, default: int = 0, base: int = 10) -> Any:
         try:
             if isinstance(value, str):
-                return int(value[:MAX_WIDTH], base) if len(value) <= MAX_WIDTH else default
+                return int(value, base) if len(value) <= MAX_WIDTH else default
             return int(value)
         except (TypeError, ValueError, OverflowError):
             try:
@@ -424,8 +265,3 @@ class Library:
 
 def _size(key: Any) -> int:
     return len(key) if isinstance(key, str) else 0
-
-
-def _check_bits(bits: int) -> None:
-    if bits > MAX_INTEGER_BITS:
-        raise refused(f"a number of more than {MAX_INTEGER_BITS} bits")

@@ -12,12 +12,13 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from itertools import islice
+from types import MethodType
 from typing import Any, NoReturn
 
 from jinja2 import nodes, pass_context
-from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.lexer import TokenStream
@@ -30,14 +31,17 @@ from jinja2.visitor import NodeTransformer
 
 from edge_llm.errors import TemplateError
 from edge_llm.text.prompt import SCAFFOLD, PromptText
-from edge_llm.text.template_budget import MAX_CALL_DEPTH, MAX_ITEMS, Budget
-from edge_llm.text.template_library import Library, Method, refused, words
+from edge_llm.text.template_budget import MAX_CALL_DEPTH, MAX_ITEMS, Budget, refused
+from edge_llm.text.template_library import Library
+from edge_llm.text.template_values import Method, words
 
 MAX_SOURCE_BYTES = 256 << 10
 MAX_LEXED = 30_000
 MAX_NODES = 10_000
 MAX_DEPTH = 100
 MAX_NAMES = 256
+MAX_DATE_FORMAT = 64
+MAX_REASON = 300
 
 _LOOP_ATTRIBUTES = words("cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0")
 _ALLOWED_NODES: frozenset[type[nodes.Node]] = frozenset(
@@ -81,13 +85,13 @@ class _Generation(Extension):
 class Sandbox(ImmutableSandboxedEnvironment):
     """One template, compiled once. `render` may be called by several threads; they take turns.
 
-    `reads` are the names that the template looks up. Raises `TemplateError` if the source is too large, broken, or uses
-    what is not allowed.
+    `clock` gives the time that `strftime_now` shows; `reads` are the names that the template looks up. Raises
+    `TemplateError` if the source is too large, broken, or uses what is not allowed.
     """
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
-    def __init__(self, source: str, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, source: str, clock: Callable[[], datetime]) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -102,8 +106,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.finalize = self._finalize
         self.library = Library(Undefined)
         self._literals: list[PromptText] = []
-        self._functions = {"range": self._range, "namespace": Namespace, **functions}
+        self._clock = clock
         self._lock = threading.Lock()
+        self._functions: dict[str, Any] = {
+            "range": self._range,
+            "namespace": Namespace,
+            "dict": _dict,
+            "raise_exception": self._raise_exception,
+            "strftime_now": self._strftime_now,
+        }
         self.globals = dict(self._functions)
         self._add_operations()
         try:
@@ -115,7 +126,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise
         except TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the chat template: {_line(error)}") from None
-        except (JinjaError, SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+        except Exception as error:  # jinja2 and Python refuse odd templates in many ways
             raise TemplateError(f"the chat template cannot be compiled: {_line(error)}") from None
 
     def render(self, variables: Mapping[str, Any], budget: Budget) -> PromptText:
@@ -216,10 +227,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         kwargs.pop("_block_vars", None)
         if isinstance(obj, Method):
             return self.library.invoke(obj, args, kwargs)
-        if (
-            any(obj is function for function in self._functions.values())
-            or getattr(obj, "__func__", None) is LoopContext.cycle
-        ):
+        if isinstance(obj, MethodType) and obj.__func__ is LoopContext.cycle:
+            return obj(*args)
+        if any(obj is function for function in self._functions.values()):
+            budget.measure((args, kwargs))
+            budget.items(len(kwargs))
             return obj(*args, **kwargs)
         if isinstance(obj, Undefined):
             obj._fail_with_undefined_error()
@@ -230,6 +242,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if len(made) > MAX_ITEMS:
             raise refused(f"a range of more than {MAX_ITEMS}")
         return made
+
+    def _raise_exception(self, reason: Any = "") -> NoReturn:
+        raise TemplateError(
+            f"the chat template refuses this conversation: {_line(self.library.string(reason))}",
+            hint="change the roles or the order of the messages",
+        )
+
+    def _strftime_now(self, form: str) -> str:
+        if len(form) > MAX_DATE_FORMAT:
+            raise refused(f"a date in more than {MAX_DATE_FORMAT} characters")
+        return self._clock().strftime(form)
+
+
+def _dict(**entries: Any) -> dict[str, Any]:
+    return entries
 
 
 class _Rewrite(NodeTransformer):
@@ -341,6 +368,9 @@ def _check(tree: nodes.Template) -> frozenset[str]:
             raise refused(f"* or ** in a call in line {node.lineno}")
         if isinstance(node, nodes.Name):
             names[node.ctx].add(node.name)
+        elif isinstance(node, nodes.For):
+            targets = (node.target, *node.target.find_all(nodes.Name))
+            names["param"] |= {"loop"} | {target.name for target in targets if isinstance(target, nodes.Name)}
         pending.extend((child, depth + 1) for child in node.iter_child_nodes())
     return frozenset(names["load"] - names["param"])
 
@@ -349,7 +379,7 @@ def _too_large() -> NoReturn:
     raise TemplateError("the chat template is too long or too deeply nested")
 
 
-def _line(error: BaseException) -> str:
-    """An error's text on one line, shortened."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."
+def _line(reason: object) -> str:
+    """The text of an error or a reason on one line, shortened."""
+    text = " ".join(str(reason).split()) or type(reason).__name__
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."

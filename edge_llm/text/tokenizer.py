@@ -25,6 +25,8 @@ from edge_llm.text.tokenizer_parts import build_core, bytes_of_tokens, vocabular
 MAX_FILE_BYTES = 64 << 20
 MAX_TEXT_CHARACTERS = 8 << 20
 MAX_ID = 1 << 22
+MAX_ADDED = 16_384
+MAX_ADDED_TEXT = 256
 
 _WORD = re.compile(r"\w")
 
@@ -173,10 +175,6 @@ class Tokenizer:
         same = b"".join(map(self.token_bytes, ids)) == message.content.encode("utf-8", "replace")
         return ids if same and self._control_ids.isdisjoint(ids) else None
 
-    def stop_ids(self, stops: Iterable[str]) -> frozenset[int]:
-        """Ids of the stops that are the text of an added token: the model says them with one id, which has no text."""
-        return frozenset(self.added_tokens[stop] for stop in stops if stop in self.added_tokens)
-
     # -- ids to text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -205,7 +203,10 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 def _added_tokens(document: Mapping[str, Any]) -> list[AddedToken]:
-    tokens = [_added_token(entry) for entry in document.get("added_tokens") or ()]
+    entries = document.get("added_tokens") or ()
+    if len(entries) > MAX_ADDED:
+        raise ModelFormatError(f"tokenizer.json has more than {MAX_ADDED} added tokens")
+    tokens = [_added_token(entry) for entry in entries]
     if len({token.id for token in tokens}) < len(tokens) or len({token.text for token in tokens}) < len(tokens):
         raise ModelFormatError("tokenizer.json has an added token twice")
     return tokens
@@ -213,7 +214,8 @@ def _added_tokens(document: Mapping[str, Any]) -> list[AddedToken]:
 
 def _added_token(entry: Any) -> AddedToken:
     token_id, text = entry["id"], entry["content"]
-    if type(token_id) is not int or not 0 <= token_id <= MAX_ID or not isinstance(text, str) or not text:
+    sound_id = type(token_id) is int and 0 <= token_id <= MAX_ID
+    if not sound_id or not isinstance(text, str) or not 0 < len(text) <= MAX_ADDED_TEXT:
         raise ModelFormatError("tokenizer.json has an unsound added token")
     flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word")}
     return AddedToken(token_id, text, **flags)

@@ -99,7 +99,11 @@ class Rig:
             }
         rng = np.random.default_rng(self.seed)
         for array in self.arrays.values():  # stale rows are finite, and large enough to be seen if they count
-            array[...] = rng.integers(0, 100, array.shape) if array.dtype.itemsize == 1 else 50 * rng.standard_normal(array.shape)
+            array[...] = (
+                rng.integers(0, 100, array.shape)
+                if array.dtype.itemsize == 1
+                else 50 * rng.standard_normal(array.shape)
+            )
         rng = np.random.default_rng(1)  # what is not memory is the same in all rigs
         self.gammas = [1 + 0.1 * rng.standard_normal(s.dim).astype(np.float32) for _ in range(2)]
         self.frequencies = 100.0 ** -(np.arange(s.rotary_dim // 2) / max(1, s.rotary_dim // 2))
@@ -165,7 +169,11 @@ class Rig:
         call[AttentionCall.HEADS] = s.heads
         call[AttentionCall.KV_HEADS] = s.kv_heads
         call[AttentionCall.HEAD_DIM] = s.dim
-        for name, value in ((AttentionCall.SCALE, s.scale), (AttentionCall.SOFTCAP, s.softcap), (AttentionCall.EPS, 1e-5)):
+        for name, value in (
+            (AttentionCall.SCALE, s.scale),
+            (AttentionCall.SOFTCAP, s.softcap),
+            (AttentionCall.EPS, 1e-5),
+        ):
             call[name] = np.float64(value).view(np.int64)
         call[AttentionCall.SCRATCH] = self.scratch.ctypes.data
         call[AttentionCall.SCRATCH_BYTES] = self.scratch.nbytes
@@ -192,7 +200,11 @@ class Rig:
         out = self.fill_call(segments, threads)
         call = self.call.ctypes.data
         assert attention_plan(call) == self.call[AttentionCall.TASKS]
-        phases = (AttentionCall.ROWS, attention_prepare), (AttentionCall.TASKS, attention_task), (AttentionCall.MERGES, attention_merge)
+        phases = (
+            (AttentionCall.ROWS, attention_prepare),
+            (AttentionCall.TASKS, attention_task),
+            (AttentionCall.MERGES, attention_merge),
+        )
         for count, run in phases:
             for i in range(int(self.call[count]))[::order]:
                 run(call, i)
@@ -205,10 +217,16 @@ class Rig:
         s, a = self.shape, self.arrays
         row = physical_row(position, s.sinks, s.capacity)
         if s.kv_type == KvType.F32:
-            return a[CacheLayer.KEYS][slot, :, row // TILE, :, row % TILE].astype(np.float64), a[CacheLayer.VALUES][slot, :, row].astype(np.float64)
-        keys = a[CacheLayer.KEYS][slot, :, row // TILE, :, row % TILE].reshape(s.kv_heads, s.dim).astype(np.float64) - 128
+            return a[CacheLayer.KEYS][slot, :, row // TILE, :, row % TILE].astype(np.float64), a[CacheLayer.VALUES][
+                slot, :, row
+            ].astype(np.float64)
+        keys = (
+            a[CacheLayer.KEYS][slot, :, row // TILE, :, row % TILE].reshape(s.kv_heads, s.dim).astype(np.float64) - 128
+        )
         values = a[CacheLayer.VALUES][slot, :, row // TILE, row % 16, :, row // 16 % 4].astype(np.float64)
-        scales = [a[name][slot, :, row, None].astype(np.float64) for name in (CacheLayer.KEY_SCALES, CacheLayer.VALUE_SCALES)]
+        scales = [
+            a[name][slot, :, row, None].astype(np.float64) for name in (CacheLayer.KEY_SCALES, CacheLayer.VALUE_SCALES)
+        ]
         return keys * scales[0], values * scales[1]
 
     def truth(self, segment: Segment) -> np.ndarray:
@@ -225,7 +243,9 @@ class Rig:
         for i, row in enumerate(segment.qkv):
             p = segment.position + i
             queries = turn(row[: s.heads], self.rope(p), gamma, 1e-5)
-            sink_queries = turn(row[: s.heads], self.rope(self.sink_position(p)), gamma, 1e-5) if s.sink_rope else queries
+            sink_queries = (
+                turn(row[: s.heads], self.rope(self.sink_position(p)), gamma, 1e-5) if s.sink_rope else queries
+            )
             for h in range(s.heads):
                 g = h // (s.heads // s.kv_heads)
                 out[i, h] = attend(queries[h], keys[g], values[g], p, rules, sink_queries[h])

@@ -25,7 +25,16 @@ CHANGES = [
         "RmsNorm": ("width", "group"),
         "AddRmsNorm": ("width", "group"),
         "GatedActivation": ("width", "kind"),
-        "RingAttention": ("layer", "heads", "kv_heads", "head_dim", "rotary_dim", "rope_tables", "rope_table", "window"),
+        "RingAttention": (
+            "layer",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "rotary_dim",
+            "rope_tables",
+            "rope_table",
+            "window",
+        ),
     }.items()
     for name in names
     for value in ("+1", "-1", "x2", "0", str(1 << 31), str((1 << 63) - 1), "-9223372036854775808")

@@ -36,9 +36,7 @@ def manifest(**changes: Any) -> ModelManifest:
         "layers": (LayerSpec(rope=0), LayerSpec(rope=0, window=128)),
         "rope": (RopeTable(base=1e4, rotary_dim=16, frequency_factors=(1.0,) * 8),),
         "tokens": TokenSpec(bos=1, eos=(2, 0), add_bos=False),
-        "source": SourceSpec(
-            file="tiny.gguf", sha256="0" * 64, size=10, format="gguf", fidelity={"Q4_1": "bit-exact"}
-        ),
+        "source": SourceSpec(file="tiny.gguf", sha256="0" * 64, size=10, format="gguf", fidelity={"Q4_1": "bit-exact"}),
         "files": {name: FileSpec(1, "a" * 64) for name in (GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME)},
         "sampling": {"temperature": 0.2},
     }

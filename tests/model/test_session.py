@@ -100,7 +100,9 @@ def test_logits_are_those_of_stock_ops(
     stock = StockSession(write_reference(tiny_folder, tmp_path, window=CONTEXT), threads=2)
     expected = stock.logits(np.array(IDS))
     error = np.sqrt(np.square(session[2] - expected).mean() / np.square(expected).mean())
-    assert error < (0.055 if kv_type is KvType.F32 else 0.065)  # what int8 activations cost a random model: 0.045, 0.052
+    assert error < (
+        0.055 if kv_type is KvType.F32 else 0.065
+    )  # what int8 activations cost a random model: 0.045, 0.052
     assert (session[2].argmax(1) == expected.argmax(1)).mean() > 0.87
 
 
@@ -207,7 +209,7 @@ def test_a_step_past_the_context_is_refused(session: tuple[Session, KVCache, np.
 
 
 def test_a_closed_session_says_so(tiny_folder: Path, kernels: KernelLibrary) -> None:
-    with opened(tiny_folder, kernels) as (session, cache):
+    with opened(tiny_folder, kernels) as (session, _):
         session.close()
         session.close()
         with pytest.raises(SessionError, match="closed"):

@@ -37,11 +37,15 @@ def physical_row(position: int, sinks: int, capacity: int) -> int:
     return position if position < sinks else sinks + (position - sinks) % (capacity - sinks)
 
 
-def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, rules: Rules, sink_query: np.ndarray) -> np.ndarray:
+def attend(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, rules: Rules, sink_query: np.ndarray
+) -> np.ndarray:
     """Output [dim] of one query [dim] at `position`, from keys and values [positions, dim]; sinks are scored by `sink_query`."""
     k = np.arange(position + 1)
     seen = (k < rules.sinks) | (k > position - rules.window)
-    scores = np.where(k < rules.sinks, keys[: position + 1] @ sink_query, keys[: position + 1] @ query)[seen] * rules.scale
+    scores = (
+        np.where(k < rules.sinks, keys[: position + 1] @ sink_query, keys[: position + 1] @ query)[seen] * rules.scale
+    )
     if rules.softcap:
         scores = rules.softcap * np.tanh(scores / rules.softcap)
     weights = np.exp(scores - scores.max())

@@ -117,6 +117,9 @@ BOMBS = {
     # a small value that is large when walked through
     "text of a tree": NESTED + "{{ ns.a }}",
     "JSON of a tree": NESTED + "{{ ns.a | tojson }}",
+    "reason of a tree": NESTED + "{{ raise_exception(ns.a) }}",
+    "namespace of trees": TUPLES + "{{ namespace([(ns.a, 1)]) }}",
+    "date of a tree": NESTED + "{{ strftime_now(ns.a) }}",
     "trees compared": NESTED + "{{ ns.a == ns.b }}",
     "trees ordered": NESTED + "{{ ns.a < ns.b }}",
     "tree in a list": NESTED + "{{ ns.a in [ns.b] }}",

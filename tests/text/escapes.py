@@ -97,6 +97,11 @@ ESCAPES = [
     "{{ eval('1') }}{{ exec('1') }}{{ open('/etc/passwd') }}{{ __import__('os') }}{{ __builtins__ }}",
     "{{ ''.encode().decode('unicode_escape') }}",
     "{{ 'x' is callable }}{{ range is callable }}{{ range|string }}",
+    "{{ [range] }}{{ (namespace, dict) }}{{ {'a': raise_exception} }}",
+    "{{ [messages[0].items] }}{{ [namespace()] }}{{ [strftime_now]|join }}{{ range ~ '' }}{{ [range]|tojson }}",
+    "{% for x in [1, 2] %}{% for y in loop %}{{ y }}{% endfor %}{% endfor %}",
+    "{% macro m() %}{% endmacro %}{{ [m] }}{{ m }}",
+    "{{ raise_exception([range]) }}",
     # names in the compiled code (CVE-2024-56201: a format string made of a name)
     "{% from 'a{b}' import c %}",
     "{% macro __class__() %}{% endmacro %}{{ __class__.__init__ }}",

@@ -142,10 +142,10 @@ def test_digest_tells_templates_apart() -> None:
 
 def test_variables_that_a_template_reads() -> None:
     chat = ChatTemplate(
-        "{{ greeting }}{% for m in messages %}{% endfor %}{% macro f(x) %}{{ x }}{% endmacro %}{{ range(2) }}"
+        "{{ greeting }}{% for m in messages %}{{ m.none }}{% endfor %}{% macro f(x) %}{{ x }}{% endmacro %}{{ range(2) }}"
     )
     assert chat.variables >= {"greeting", *COMMON_VARIABLES}
-    assert chat.variables.isdisjoint({"messages", "tools", "range", "x", "bos_token", "raise_exception"})
+    assert chat.variables.isdisjoint({"messages", "tools", "range", "x", "m", "bos_token", "raise_exception"})
     assert chat.render([], variables={"greeting": "hi", "enable_thinking": False}).text == "hirange(0, 2)"
 
 

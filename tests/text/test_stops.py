@@ -117,10 +117,9 @@ def test_empty_stop_is_refused() -> None:
 
 
 def test_b9_stop_that_is_the_text_of_a_token() -> None:
-    """B9: such a stop is met by its id, no first token is part of it, and its text is never shown."""
+    """B9: such a stop is met by the token's id, whose text is never shown; as text it is met as any other."""
     tokenizer = tiny_tokenizer()
     end = tokenizer.added_tokens["<|im_end|>"]
-    assert tokenizer.stop_ids(["<|im_end|>", "END", "<think>"]) == {end, tokenizer.added_tokens["<think>"]}
     detokenizer = tokenizer.detokenizer()
     matcher = StopMatcher(["<|im_end|>", "END"])
     shown = [matcher.feed(detokenizer.feed(i)).text for i in [*tokenizer.encode_content("hello"), end]]

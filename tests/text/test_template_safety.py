@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,11 +85,11 @@ def test_there_are_enough_escapes() -> None:
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_a_long_conversation_is_no_bomb(path: Path) -> None:
-    """2,048 messages, the most that a request may have, of 60 words each."""
+    """1,024 messages of 60 words each."""
     chat = ChatTemplate(path.read_text(encoding="utf-8"), bos_token="<s>", eos_token="</s>")
     words = "a few plain words to say " * 10
-    messages = [Message.user(words) if i % 2 == 0 else Message.assistant(words) for i in range(2048)]
-    assert chat.render(messages).text.count("plain words") >= 2048
+    messages = [Message.user(words) if i % 2 == 0 else Message.assistant(words) for i in range(1024)]
+    assert chat.render(messages).text.count("plain words") >= 1024
 
 
 def test_a_long_text_is_no_bomb() -> None:
@@ -122,7 +121,6 @@ def test_jinja_is_imported_in_one_place() -> None:
     assert found == {"template_sandbox.py"}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the bombs run in forked processes")
 def test_refusals_name_what_they_refuse() -> None:
     for source, named in {
         "{{ 'a'|center(9) }}": "center",

@@ -107,7 +107,8 @@ def test_any_unicode_in_any_chunks(chunks: list[str]) -> None:
 
 
 def test_every_code_point() -> None:
-    for code in range(0x110000):
+    planes_of_nothing = range(0x32000, 0xE0000, 251)
+    for code in (*range(0x32000), *planes_of_nothing, *range(0xE0000, 0xE0200), *range(0xF0000, 0x110000, 251)):
         shown = clean(chr(code))
         if shown not in ("", chr(code)):
             assert_harmless(shown)

@@ -264,6 +264,8 @@ BROKEN = {
     "added id a text": document(added_tokens=[{"id": "1", "content": "x"}]),
     "added id huge": document(added_tokens=[{"id": 2**40, "content": "x"}]),
     "added twice": document(added_tokens=[{"id": 1, "content": "x"}, {"id": 1, "content": "y"}]),
+    "added too many": document(added_tokens=[{"id": i, "content": str(i)} for i in range(20_000)]),
+    "added too long": document(added_tokens=[{"id": 1, "content": "x" * 257}]),
     "added a number": document(added_tokens=7),
     "pre-tokenizer a text": document(pre_tokenizer="ByteLevel"),
     "sequence in a sequence": document(

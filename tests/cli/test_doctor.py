@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from edge_llm_cli import doctor
+
+from edge_llm.errors import SessionError
+
+SECTIONS = ["versions", "cpu", "threads", "memory", "onnxruntime", "kernels", "folders", "models", "runs"]
+
+
+def test_it_says_what_would_run_and_changes_nothing(invoke, own_home: Path) -> None:
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    assert [line for line in result.stdout.splitlines() if not line.startswith(" ")] == SECTIONS
+    assert "not made yet" in result.stdout
+    assert not own_home.exists()
+
+
+def test_json(invoke) -> None:
+    value = json.loads(invoke("doctor", "--json").stdout)
+    assert list(value) == SECTIONS
+    assert value["cpu"]["lowering"] in ("avx512vnni", "avxvnni", "avx2", "neon", "generic")
+    assert 1 <= value["threads"]["used"] <= value["threads"]["cpus_usable"]
+    assert value["onnxruntime"]["library"]
+    assert value["runs"]["layout"].startswith("ring")
+    assert "error" not in json.dumps(value)
+
+
+def test_a_fault_is_a_finding_and_hides_nothing(invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise SessionError("onnxruntime is not installed")
+
+    monkeypatch.setattr("edge_llm.model.ort_capi.library_path", fail)
+    value = json.loads(invoke("doctor", "--json").stdout)
+    assert value["onnxruntime"] == {"error": "onnxruntime is not installed"}
+    assert value["runs"]["layout"].startswith("nothing")
+    assert value["threads"]["used"] >= 1
+
+
+@pytest.mark.parametrize("home", ["/proc/none", "/dev/null/x", "relative/home"])
+def test_folders_that_cannot_be_used(invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGE_LLM_HOME", home)
+    assert invoke("doctor").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_model_is_named(invoke, own_home: Path) -> None:
+    folder = own_home / "data" / "models" / "bad"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{")
+    value = json.loads(invoke("doctor", "--json").stdout)
+    assert value["models"]["bad"]["state"].startswith("damaged")
+
+
+def test_a_machine_that_tells_nothing(invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("edge_llm.machine.available_memory", lambda: None)
+    monkeypatch.setattr(doctor, "Path", lambda *_: tmp_path / "missing")
+    assert invoke("doctor").exit_code == 0

@@ -1,0 +1,142 @@
+"""The program as its users start it, on a tiny model with random weights: real import, kernels, engine and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edge_llm.install.store import ModelStore
+from tests.cli.conftest import ROOT
+
+PROGRAM = [sys.executable, "-c", "from edge_llm_cli.main import run; run()"]
+
+
+@pytest.fixture(autouse=True)
+def own_home(home: Path, kernels: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own that has the compiled kernels already."""
+    own = tmp_path / "home"
+    shutil.copytree(home / "cache", own / "cache")
+    for folder in (own / "cache", *(own / "cache").iterdir()):
+        folder.chmod(0o700)
+    monkeypatch.setenv("EDGE_LLM_HOME", str(own))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'apps'}{os.pathsep}{ROOT}")
+    return own
+
+
+def program(*arguments: str, prefix: tuple[str, ...] = (), **options) -> subprocess.CompletedProcess:
+    options = {"stdin": subprocess.DEVNULL, **options} if "input" not in options else options
+    return subprocess.run(
+        [*prefix, *PROGRAM, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, **options
+    )
+
+
+def test_a_gguf_file_answers_and_is_imported_once(tiny_gguf: Path, own_home: Path) -> None:
+    first = program("run", "Hi", "-m", str(tiny_gguf), "--max-tokens", "8", "--seed", "1", "--json")
+    assert (first.returncode, first.stderr) == (0, "importing weights ...\n")
+    value = json.loads(first.stdout)
+    assert value["finish_reason"] in ("stop", "length")
+    assert value["usage"]["prompt_tokens"] > 0
+    assert value["seed"] == 1
+    second = program("run", "Hi", "-m", str(tiny_gguf), "--max-tokens", "8", "--seed", "1", "--json")
+    assert (second.returncode, second.stderr) == (0, "")
+    again = json.loads(second.stdout)
+    assert (again["text"], again["usage"]) == (value["text"], value["usage"])
+    assert ModelStore().names() == [value["model"]]
+    by_name = program("run", "Hi", "-m", value["model"], "--max-tokens", "8", "--seed", "1")
+    assert by_name.stdout.rstrip("\n") == value["text"].rstrip("\n")
+
+
+def test_no_network_is_needed_or_touched(tiny_folder: Path) -> None:
+    alone = ("unshare", "--map-root-user", "--net")
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode != 0:
+        pytest.skip("no network namespaces here")
+    result = program("run", "Hi", "-m", str(tiny_folder), "--max-tokens", "4", "--json", prefix=alone)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["usage"]["completion_tokens"] >= 1
+
+
+def test_a_context_that_is_too_small_names_both_numbers(tiny_folder: Path) -> None:
+    result = program("run", "-m", str(tiny_folder), "--context", "16", "--raw", input="word " * 200)
+    assert result.returncode == 2
+    assert "16 tokens" in result.stderr
+    assert result.stdout == ""
+
+
+def test_ctrl_c_stops_a_real_answer_within_a_step(tiny_folder: Path) -> None:
+    command = [*PROGRAM, "run", "Hi", "-m", str(tiny_folder), "--json", "--stop", "\N{SNOWMAN}"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode in (0, 130)  # a tiny model may have said all it has to say
+    assert process.returncode == 0 or not out or json.loads(out)["finish_reason"] == "cancelled"
+
+
+def test_a_truncated_gguf_is_one_line_and_leaves_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
+    data = tiny_gguf.read_bytes()
+    for length in (0, 3, 4, 24, len(data) // 3, len(data) - 1):
+        path = tmp_path / "cut.gguf"
+        path.write_bytes(data[:length])
+        result = program("run", "Hi", "-m", str(path))
+        assert result.returncode == 2, length
+        lines = [line for line in result.stderr.splitlines() if not line.endswith(" ...")]
+        assert lines[0].startswith("error: ")
+        assert len(lines) <= 2
+    assert not ModelStore().names()
+    assert not list(ModelStore().root.glob(".*"))
+
+
+def test_a_prompt_is_stored_nowhere(tiny_folder: Path, own_home: Path) -> None:
+    secret = "xyzzy-private-words"
+    assert program("run", secret, "-m", str(tiny_folder), "--max-tokens", "4", "--private").returncode == 0
+    assert not [path for path in own_home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def test_a_chat_with_a_real_model(tiny_folder: Path) -> None:
+    result = program("chat", "--plain", "-m", str(tiny_folder), "--max-tokens", "4", input="Hi\nAgain\n/exit\n")
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr
+
+
+def test_eval(tiny_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 10, "utf-8")
+    result = program("eval", str(tiny_folder), "--text", str(text), "--reference", "f32", "--window", "64", "--json")
+    assert result.returncode == 0
+    value = json.loads(result.stdout)
+    assert list(value) == ["perplexity", "tokens", "window", "reference_perplexity", "kl", "top1_agreement"]
+    assert 0 <= value["kl"] < 0.1
+    assert program("eval", str(tiny_folder), "--text", str(text), "--window", "1").returncode == 2
+    assert program("eval", str(tiny_folder), "--text", str(text), "--reference", "f16").returncode == 2
+
+
+def test_without_a_home(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B30: HOME missing, and a user that has no entry. It works from a folder of a model, with a warning at most."""
+    if os.name != "posix" or os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become nobody in particular")
+    for folder in (tiny_folder, *tiny_folder.parents):
+        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    for folder in tmp_path.parents:
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.delenv("EDGE_LLM_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    nobody = ("setpriv", "--reuid", "54321", "--clear-groups")
+    result = program("doctor", "--json", prefix=nobody)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["folders"]["data"].startswith(str(tmp_path / "tmp" / "edge-llm-54321"))
+    assert "Traceback" not in result.stderr
