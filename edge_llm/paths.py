@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
@@ -18,28 +20,32 @@ from edge_llm.errors import StorageError
 _APP = "edge-llm"
 
 
-def _base(kind: str, default: str) -> Path:
+def _base(kind: str, default: Callable[[str, Literal[False]], str]) -> Path:
     if home := os.environ.get("EDGE_LLM_HOME"):
         return Path(os.path.expanduser(home)).absolute() / kind
-    if os.path.isabs(default):
-        return Path(default)
-    # a user without an entry and without HOME, as in some containers: "~" has no meaning
+    try:
+        folder = Path(default(_APP, False))
+    except RuntimeError:
+        folder = Path()
+    if folder.is_absolute():
+        return folder
+    # without HOME and without an entry among the users, as in some containers, "~" means nothing
     return Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", kind)
 
 
 def config_dir() -> Path:
     """Folder of config.toml; may not exist yet."""
-    return _base("config", platformdirs.user_config_dir(_APP, appauthor=False))
+    return _base("config", platformdirs.user_config_dir)
 
 
 def data_dir() -> Path:
     """Folder of imported models and chat history; may not exist yet."""
-    return _base("data", platformdirs.user_data_dir(_APP, appauthor=False))
+    return _base("data", platformdirs.user_data_dir)
 
 
 def cache_dir() -> Path:
     """Folder of compiled kernels, downloads and cached prefixes, all of which can be rebuilt; may not exist yet."""
-    return _base("cache", platformdirs.user_cache_dir(_APP, appauthor=False))
+    return _base("cache", platformdirs.user_cache_dir)
 
 
 def private_dir(path: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import partial
 from typing import Protocol
 
 from edge_llm.engine.core import EngineCore
@@ -43,7 +42,7 @@ class ThreadClient:
         mailbox = Mailbox()
         sequence = self._core.prepare(request, mailbox.put)
         self._worker.submit(sequence)
-        return Handle(mailbox, partial(setattr, sequence, "cancelled", True), owner=self)
+        return Handle(mailbox, sequence.cancel, owner=self)
 
     def close(self, *, drain: bool = False) -> None:
         self._worker.stop(drain=drain)

@@ -80,20 +80,21 @@ class Scheduler:
         """Add a request. Raises `QueueFullError` if it would have to wait and too much waits already."""
         with self._lock:
             free = self._slots - len(self._running)
-            queued = list(self._waiting)[free:] if len(self._waiting) >= free else None
-            if queued is not None:
-                tokens = sum(other.prompt_tokens for other in queued)
-                # a prompt longer than the whole limit is let in when nothing else waits, else it never would be
-                if len(queued) >= self._limits.requests or (
-                    queued and tokens + sequence.prompt_tokens > self._limits.tokens
-                ):
-                    retry = self._mean_s * (len(queued) + 1) / self._slots
-                    raise QueueFullError(
-                        f"{len(queued)} requests with {tokens} prompt tokens are waiting already",
-                        retry_after_s=min(max(retry, _SHORTEST_RETRY_S), _LONGEST_RETRY_S),
-                        hint="try again later",
-                    )
+            if len(self._waiting) >= free:
+                self._check_room(list(self._waiting)[free:], sequence)
             self._waiting.append(sequence)
+
+    def _check_room(self, queued: list[Sequence], sequence: Sequence) -> None:
+        tokens = sum(other.prompt_tokens for other in queued)
+        # a prompt longer than the whole limit may wait when nobody else does, or it never could
+        crowded = bool(queued) and tokens + sequence.prompt_tokens > self._limits.tokens
+        if len(queued) >= self._limits.requests or crowded:
+            retry_s = self._mean_s * (len(queued) + 1) / self._slots
+            raise QueueFullError(
+                f"{len(queued)} requests with {tokens} prompt tokens are waiting already",
+                retry_after_s=min(max(retry_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S),
+                hint="try again later",
+            )
 
     def admit(self, acquire: Callable[[], int | None], now: float) -> None:
         """Give those who wait the slots that `acquire` has."""

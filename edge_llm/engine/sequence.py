@@ -101,6 +101,10 @@ class Sequence:
         """Tokens that may still be chosen."""
         return self.max_tokens - (len(self.ids) - self.prompt_tokens)
 
+    def cancel(self) -> None:
+        """Ask for an end, which the next step brings. Any thread."""
+        self.cancelled = True
+
     def finished(self, reason: FinishReason, now: float) -> Finished:
         """The last event, for an end at `now`."""
         return Finished(

@@ -27,21 +27,6 @@ ARCHITECTURES = {
     for architecture in (Architecture(name="llama", activation=Activation.SILU, interleaved_rope=True),)
 }
 
-_LAYER_TENSORS = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
-_OPTIONAL_LAYER_TENSORS = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
-_GLOBAL_TENSORS = ("token_embd.weight", "output_norm.weight")
-_OPTIONAL_GLOBAL_TENSORS = ("output.weight", "rope_freqs.weight")
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -135,38 +120,26 @@ def _check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
     size = spec.dimensions
     q, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
     shapes = {
-        "attn_norm.weight": (size.hidden,),
-        "attn_q.weight": (q, size.hidden),
-        "attn_k.weight": (kv, size.hidden),
-        "attn_v.weight": (kv, size.hidden),
-        "attn_output.weight": (size.hidden, q),
-        "ffn_norm.weight": (size.hidden,),
-        "ffn_gate.weight": (size.intermediate, size.hidden),
-        "ffn_up.weight": (size.intermediate, size.hidden),
-        "ffn_down.weight": (size.hidden, size.intermediate),
-        "attn_q.bias": (q,),
-        "attn_k.bias": (kv,),
-        "attn_v.bias": (kv,),
-        "attn_output.bias": (size.hidden,),
+        "attn_norm": (size.hidden,),
+        "attn_q": (q, size.hidden),
+        "attn_k": (kv, size.hidden),
+        "attn_v": (kv, size.hidden),
+        "attn_output": (size.hidden, q),
+        "ffn_norm": (size.hidden,),
+        "ffn_gate": (size.intermediate, size.hidden),
+        "ffn_up": (size.intermediate, size.hidden),
+        "ffn_down": (size.hidden, size.intermediate),
     }
-    expected = {
+    expected: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (size.vocab, size.hidden),
         "output_norm.weight": (size.hidden,),
-        "output.weight": (size.vocab, size.hidden),
+        **{f"blk.{i}.{name}.weight": shape for i in range(len(spec.layers)) for name, shape in shapes.items()},
     }
-    known = {*_GLOBAL_TENSORS, *_OPTIONAL_GLOBAL_TENSORS}
-    for layer in range(len(spec.layers)):
-        for name in (*(f"{name}.weight" for name in _LAYER_TENSORS), *_OPTIONAL_LAYER_TENSORS):
-            full = f"blk.{layer}.{name}"
-            known.add(full)
-            if name in _OPTIONAL_LAYER_TENSORS and full not in gguf.tensors:
-                continue
-            expected[full] = shapes[name]
+    if not spec.tied_head:
+        expected["output.weight"] = (size.vocab, size.hidden)
     for name, shape in expected.items():
-        if name == "output.weight" and spec.tied_head:
-            continue
         if gguf.tensor(name).shape != shape:
             raise ModelFormatError(f"tensor {name} has shape {gguf.tensor(name).shape}, the metadata asks for {shape}")
     for name in gguf.tensors:
-        if name not in known:
+        if name not in expected and name != "rope_freqs.weight":
             raise UnsupportedModelError(f"tensor {quoted(name)} has no place in the {spec.architecture.name} graph")

@@ -19,7 +19,6 @@ from edge_llm.export.weights import (
     Constant,
     PackedMatrix,
     WeightsWriter,
-    halves_order,
     read_matrix,
     read_vector,
     rotate_halves,
@@ -122,12 +121,11 @@ def _write_ring(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, progres
         qkv = graph.fused_linear(normed, _qkv(gguf, spec, weights, layer), f"{name}.qkv")
         attended = graph.attention(qkv, layer, f"{name}.attention")
         output = weights.matrix(f"{name}.output", read_matrix(gguf, f"{source}.attn_output.weight", weights))
-        bias = _bias(gguf, weights, [f"{source}.attn_output.bias"], f"{name}.output")
-        delta = graph.linear(attended, output, f"{name}.output", bias)
+        delta = graph.linear(attended, output, f"{name}.output")
         normed, hidden = graph.add_norm(hidden, delta, _norm(gguf, weights, f"{source}.ffn_norm"), f"{name}.mlp_norm")
         gate_up = [read_matrix(gguf, f"{source}.ffn_{part}.weight", weights) for part in ("gate", "up")]
-        parts = [(matrix, None) for matrix in _store_rows(weights, f"{name}.gate_up", gate_up)]
-        activated = graph.activation(graph.fused_linear(normed, parts, f"{name}.gate_up"), f"{name}.activation")
+        stored = _store_rows(weights, f"{name}.gate_up", gate_up)
+        activated = graph.activation(graph.fused_linear(normed, stored, f"{name}.gate_up"), f"{name}.activation")
         down = weights.matrix(f"{name}.down", read_matrix(gguf, f"{source}.ffn_down.weight", weights))
         delta = graph.linear(activated, down, f"{name}.down")
         last = layer + 1 == len(spec.layers)
@@ -139,25 +137,13 @@ def _write_ring(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, progres
     return graph
 
 
-def _qkv(
-    gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int
-) -> list[tuple[PackedMatrix, Constant | None]]:
-    size, source = spec.dimensions, f"blk.{layer}"
-    matrices = [read_matrix(gguf, f"{source}.attn_{part}.weight", weights) for part in "qkv"]
-    order: list[np.ndarray | None] = [None, None, None]
+def _qkv(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int) -> list[PackedMatrix]:
+    size = spec.dimensions
+    q, k, v = (read_matrix(gguf, f"blk.{layer}.attn_{part}.weight", weights) for part in "qkv")
     if spec.architecture.interleaved_rope:
         rotary = spec.rope[0].rotary_dim
-        for i, heads in enumerate((size.heads, size.kv_heads)):
-            matrices[i] = rotate_halves(matrices[i], heads, rotary)
-            order[i] = halves_order(heads * size.head_dim, heads, rotary)
-    stored = _store_rows(weights, f"layers.{layer}.qkv", matrices)
-    biases = [f"{source}.attn_{part}.bias" for part in "qkv"]
-    if len(stored) == 1:
-        return [(stored[0], _bias(gguf, weights, biases, f"layers.{layer}.qkv", order))]
-    return [
-        (matrix, _bias(gguf, weights, [biases[i]], f"layers.{layer}.qkv.{i}", [order[i]]))
-        for i, matrix in enumerate(stored)
-    ]
+        q, k = rotate_halves(q, size.heads, rotary), rotate_halves(k, size.kv_heads, rotary)
+    return _store_rows(weights, f"layers.{layer}.qkv", [q, k, v])
 
 
 def _store_rows(weights: WeightsWriter, name: str, parts: list[BlockCodes]) -> list[PackedMatrix]:
@@ -177,17 +163,3 @@ def _store_rows(weights: WeightsWriter, name: str, parts: list[BlockCodes]) -> l
 
 def _norm(gguf: GgufFile, weights: WeightsWriter, name: str) -> Constant:
     return weights.array(f"{name}.gamma", read_vector(gguf, f"{name}.weight"))
-
-
-def _bias(
-    gguf: GgufFile, weights: WeightsWriter, names: list[str], target: str, orders: list[np.ndarray | None] | None = None
-) -> Constant | None:
-    """The biases of fused matrices end to end, in the row order of the matrices; None if the model has none of them."""
-    if not any(name in gguf.tensors for name in names):
-        return None
-    vectors = [read_vector(gguf, name) for name in names]
-    ordered = [
-        vector if order is None else vector[order]
-        for vector, order in zip(vectors, orders or [None] * len(names), strict=True)
-    ]
-    return weights.array(f"{target}.bias", np.concatenate(ordered))

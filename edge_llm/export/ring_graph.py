@@ -53,16 +53,14 @@ class RingGraph:
             **_matrix_attributes(matrix),
         )
 
-    def linear(self, x: str, matrix: PackedMatrix, out: str, bias: Constant | None = None) -> str:
-        inputs = [x, matrix.codes.name, matrix.scales.name, *([bias.name] if bias else [])]
-        return self.op("BlockLinear", inputs, [out], **_matrix_attributes(matrix))
+    def linear(self, x: str, matrix: PackedMatrix, out: str) -> str:
+        return self.op("BlockLinear", [x, matrix.codes.name, matrix.scales.name], [out], **_matrix_attributes(matrix))
 
-    def fused_linear(self, x: str, parts: Sequence[tuple[PackedMatrix, Constant | None]], out: str) -> str:
-        """Matrices that could not be stored as one (their types differ), side by side."""
+    def fused_linear(self, x: str, parts: Sequence[PackedMatrix], out: str) -> str:
+        """One product, or several side by side where matrices could not be stored as one (their types differ)."""
         if len(parts) == 1:
-            return self.linear(x, parts[0][0], out, parts[0][1])
-        names = [self.linear(x, matrix, f"{out}.{i}", bias) for i, (matrix, bias) in enumerate(parts)]
-        return self.node("Concat", names, [out], axis=1)
+            return self.linear(x, parts[0], out)
+        return self.node("Concat", [self.linear(x, part, f"{out}.{i}") for i, part in enumerate(parts)], [out], axis=1)
 
     def add_norm(self, residual: str, delta: str, gamma: Constant, out: str) -> tuple[str, str]:
         """(normed, sum)."""

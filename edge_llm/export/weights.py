@@ -122,16 +122,9 @@ def read_vector(gguf: GgufFile, name: str) -> np.ndarray:
 
 def rotate_halves(codes: BlockCodes, heads: int, rotary_dim: int) -> BlockCodes:
     """Rows of q or k, stored for rotation of pairs (2i, 2i + 1), reordered for rotation of halves (i, i + rotary_dim / 2)."""
-    rows = codes.codes.shape[0]
-    order = halves_order(rows, heads, rotary_dim)
-    return BlockCodes(
-        codes=codes.codes[order], d=codes.d[order], m=None if codes.m is None else codes.m[order], bits=codes.bits
-    )
-
-
-def halves_order(rows: int, heads: int, rotary_dim: int) -> np.ndarray:
-    """The row each row comes from when pairs become halves, int64 [rows]."""
-    head_dim = rows // heads
+    head_dim = codes.codes.shape[0] // heads
     within = np.arange(head_dim)
     within[:rotary_dim] = np.concatenate([np.arange(0, rotary_dim, 2), np.arange(1, rotary_dim, 2)])
-    return (np.arange(heads)[:, None] * head_dim + within).reshape(-1)
+    order = (np.arange(heads)[:, None] * head_dim + within).reshape(-1)
+    minima = None if codes.m is None else codes.m[order]
+    return BlockCodes(codes=codes.codes[order], d=codes.d[order], m=minima, bits=codes.bits)

@@ -28,10 +28,10 @@ from edge_llm.kernels.tile_product import (
 )
 from edge_llm.kernels.vector_ir import F32, I32, I64, broadcast, constant, load, slice_lanes, store, vector
 
-MASKED = -3.0e38
+MASKED = -3.3e38
 """score of a row that is not attended to"""
-LOWEST = -1.0e30
-"""least maximum of a split: so far above MASKED that 2^(MASKED - LOWEST) is 0"""
+LOWEST = -1.6e38
+"""least maximum of a split: below any score that fits float32 by far, and so far above MASKED that masked weights are 0"""
 TINY = 1.0e-30
 """weights of a tile that are all below it count as 0, for their scale would overflow"""
 TILES = SPLIT // TILE

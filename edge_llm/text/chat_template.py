@@ -94,6 +94,8 @@ def _message(message: Message, origin: str) -> dict[str, Any]:
     """A message as templates know it: what is not there has no key; an answer that only calls tools has content ""."""
     if not isinstance(message.content, str):
         raise ParameterError("the content of a message must be text")
+    if message.role not in tuple(Role):
+        raise ParameterError(f"a message cannot have the role {quoted(str(message.role))}")
     shown: dict[str, Any] = {
         "role": PromptText.of(Role(message.role).value, SCAFFOLD),
         "content": PromptText.of(message.content, origin),

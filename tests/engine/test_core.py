@@ -222,7 +222,7 @@ def test_cancel_is_seen_within_a_step(phase: Phase) -> None:
     core.step()
     assert asked.sequence.phase is phase
     said = [event for event in asked.events if isinstance(event, TextDelta)]
-    asked.sequence.cancelled = True
+    asked.sequence.cancel()
     core.step()
     assert asked.finished.reason is FinishReason.CANCELLED
     assert asked.finished.usage.completion_tokens == (2 if phase is Phase.DECODE else 0)
@@ -237,7 +237,7 @@ def test_a_cancelled_answer_keeps_what_was_held_back() -> None:
     asked = ask(core, [START], stop=("bcdefX",))
     for _ in range(4):
         core.step()
-    asked.sequence.cancelled = True
+    asked.sequence.cancel()
     core.step()
     assert text_of(asked.events) == "abcd"
 
@@ -457,7 +457,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         open_ones = [asked for _, asked in self.asked if not asked.ended]
-        data.draw(st.sampled_from(open_ones)).sequence.cancelled = True
+        data.draw(st.sampled_from(open_ones)).sequence.cancel()
 
     @rule(steps=st.integers(1, 8))
     def run_steps(self, steps: int) -> None:

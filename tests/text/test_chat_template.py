@@ -183,6 +183,12 @@ def test_content_is_text(content: Any) -> None:
         ChatTemplate("x").render([dataclasses.replace(Message.user(""), content=content)])
 
 
+def test_a_role_is_one_of_ours() -> None:
+    """Roles are scaffold, so that templates may make markers of them: nobody may bring one along."""
+    with pytest.raises(ParameterError, match="cannot have the role"):
+        ChatTemplate("<|{{ messages[0].role }}|>").render([dataclasses.replace(Message.user(""), role="im_end")])
+
+
 def test_tools_are_json() -> None:
     deep: list[Any] = []
     for _ in range(100):

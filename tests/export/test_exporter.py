@@ -1,0 +1,109 @@
+"""Export: the weights stay what they were, and what cannot be run is named before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_llm.errors import EdgeLLMError, ModelFormatError, UnsupportedModelError
+from edge_llm.export.exporter import export_gguf
+from edge_llm.export.gguf import read_gguf
+from edge_llm.export.gguf_types import block_codes, dequantise
+from edge_llm.export.weights import rotate_halves
+from edge_llm.model.manifest import (
+    GRAPH_NAME,
+    MANIFEST_NAME,
+    TEMPLATE_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    ModelManifest,
+)
+from tools.tiny_model import write_tiny_gguf
+
+
+def export(tmp_path: Path, name: str = "out", **options: Any) -> tuple[Path, ModelManifest]:
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", **options)
+    folder = tmp_path / name
+    folder.mkdir()
+    return folder, export_gguf(source, folder, name="tiny", source_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_quantised_weights_are_kept_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    _, manifest = export(tmp_path, matrix_type=kind, head_type="Q8_0")
+    assert set(manifest.source.fidelity) == {kind, "Q8_0"}
+    assert set(manifest.source.fidelity.values()) == {"bit-exact"}
+    assert sum(manifest.source.tensor_types.values()) == 2 * 7 + 1
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_float_weights_say_what_they_lost(tmp_path: Path, kind: str) -> None:
+    _, manifest = export(tmp_path, matrix_type=kind, head_type=kind)
+    (text,) = manifest.source.fidelity.values()
+    assert text.startswith("relative error ")
+    assert 0 < float(text.split()[-1]) < 0.02
+
+
+def test_a_folder_explains_itself(tmp_path: Path) -> None:
+    folder, manifest = export(tmp_path)
+    assert ModelManifest.read(folder) == manifest
+    names = {MANIFEST_NAME, GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TEMPLATE_NAME}
+    assert {path.name for path in folder.iterdir()} == names
+    assert all((folder / name).stat().st_size == spec.size for name, spec in manifest.files.items())
+    assert manifest.dimensions.hidden == 64
+    assert manifest.tokens.eos
+
+
+def test_two_exports_are_equal(tmp_path: Path) -> None:
+    first, _ = export(tmp_path, "first")
+    second, _ = export(tmp_path, "second")
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes(), path.name
+
+
+def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
+    _, tied = export(tmp_path, "tied")
+    _, untied = export(tmp_path, "untied", tied=False)
+    assert tied.weight_bytes < untied.weight_bytes
+
+
+def test_rows_for_pairs_become_rows_for_halves(tmp_path: Path) -> None:
+    """Turning pairs of the stored rows is turning halves of the reordered ones."""
+    with read_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", matrix_type="Q8_0")) as gguf:
+        tensor = gguf.tensor("blk.0.attn_q.weight")
+        raw = gguf.tensor_bytes(tensor)
+        values = dequantise(raw, tensor.type, tensor.shape).reshape(4, 16, 64)
+        turned = rotate_halves(block_codes(raw, tensor.type, tensor.shape), 4, 8).values().reshape(4, 16, 64)
+    assert np.array_equal(turned[:, :4], values[:, 0:8:2])
+    assert np.array_equal(turned[:, 4:8], values[:, 1:8:2])
+    assert np.array_equal(turned[:, 8:], values[:, 8:])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[EdgeLLMError], str]] = {
+    "architecture": ({"general.architecture": "mamba"}, UnsupportedModelError, "mamba"),
+    "experts": ({"llama.expert_count": 8}, UnsupportedModelError, "experts"),
+    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModelError, "yarn"),
+    "split file": ({"split.count": 3}, UnsupportedModelError, "split"),
+    "value size": ({"llama.attention.value_length": 32}, UnsupportedModelError, "values"),
+    "head count": ({"llama.attention.head_count_kv": 3}, UnsupportedModelError, "heads"),
+    "missing size": ({"llama.embedding_length": None}, ModelFormatError, "embedding_length"),
+    "odd size": ({"llama.feed_forward_length": 100}, UnsupportedModelError, "multiple of 32"),
+    "wrong size": ({"llama.feed_forward_length": 128}, ModelFormatError, "shape"),
+    "too many layers": ({"llama.block_count": 3}, ModelFormatError, r"blk\.2"),
+    "too few layers": ({"llama.block_count": 1}, UnsupportedModelError, r"blk\.1"),
+    "rope base": ({"llama.rope.freq_base": -1.0}, ModelFormatError, "rope"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_run_is_named(tmp_path: Path, case: str) -> None:
+    metadata, error, words = REFUSED[case]
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", metadata=metadata)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.raises(error, match=words):
+        export_gguf(source, folder, name="tiny", source_sha256="0" * 64)
+    assert not list(folder.iterdir())
