@@ -10,6 +10,7 @@ from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
+from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
 from edge_llm.sampling.decoders import SampledDecoder
 from edge_llm.sampling.sampler import Sampler
@@ -72,7 +73,8 @@ class Intake:
                     f"{self.manifest.name} has no chat template, so it cannot answer messages",
                     hint="let it continue a text instead (run --raw, or complete())",
                 )
-            rendered = self.template.render(request.messages, variables=self.manifest.template_kwargs)
+            messages = self._with_system(request.messages)
+            rendered = self.template.render(messages, variables=self.manifest.template_kwargs)
             return self.tokenizer.encode_prompt(rendered)
         if request.text is not None:
             tokens = self.manifest.tokens
@@ -83,6 +85,13 @@ class Intake:
         if any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise ParameterError(f"token ids must be whole numbers from 0 to {vocab - 1}")
         return ids
+
+    def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The conversation, opened by the model's own system prompt if it has none."""
+        prompt = self.manifest.system_prompt
+        if prompt is None or any(message.role is Role.SYSTEM for message in messages):
+            return messages
+        return (Message.system(prompt), *messages)
 
 
 def _read_template(folder: Path, manifest: ModelManifest, tokenizer: Tokenizer) -> ChatTemplate:

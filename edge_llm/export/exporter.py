@@ -46,6 +46,7 @@ def export_gguf(
     source_sha256: str,
     sampling: Mapping[str, float] | None = None,
     quality: Mapping[str, float] | None = None,
+    system_prompt: str | None = None,
     kv_type: str = "int8",
     license: str | None = None,  # noqa: A002 - the manifest's own word
     progress: Progress | None = None,
@@ -88,6 +89,7 @@ def export_gguf(
             files=files,
             kv_type=kv_type,
             sampling=dict(sampling or {}),
+            system_prompt=system_prompt,
             quality=dict(quality or {}),
             license=license,
         )

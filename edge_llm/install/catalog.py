@@ -96,6 +96,8 @@ class Recipe:
     source: WheelSource
     sampling: Mapping[str, float] = field(default_factory=dict)
     """defaults of SamplingParams that the model's authors recommend"""
+    system_prompt: str | None = None
+    """stands in for a system message in a conversation that has none"""
     quality: Mapping[str, float] = field(default_factory=dict)
     """measured by `edge-llm eval`"""
 
@@ -106,6 +108,7 @@ class Recipe:
         _require(_is_size(self.context), "context is a positive number of tokens")
         _require(self.layout == "ring", f"unknown layout {self.layout!r}")
         _require(self.kv_type in ("int8", "f32"), f"unknown kv_type {self.kv_type!r}")
+        _require(self.system_prompt is None or _is_text(self.system_prompt), "system_prompt is a text of one line")
         for values in (self.sampling, self.quality):
             _require(all(map(_is_number, values.values())), "sampling and quality hold numbers")
         try:
@@ -147,6 +150,11 @@ def get(name: str) -> Recipe:
     if not has(name):
         raise unknown_model(name, names())
     return Recipe.from_toml(name, (recipes_dir() / name / RECIPE_NAME).read_text("utf-8"))
+
+
+def of_source(sha256: str) -> Recipe | None:
+    """The recipe whose weights have this digest, if there is one."""
+    return next((recipe for recipe in map(get, names()) if recipe.source.sha256 == sha256), None)
 
 
 def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:

@@ -13,7 +13,6 @@ from edge_llm.errors import InputError, IntegrityError, ModelFormatError, ModelN
 from edge_llm.install import catalog, staging
 from edge_llm.install.catalog import Recipe
 from edge_llm.install.digest import file_sha256
-from edge_llm.install.pull import discard, fetch
 from edge_llm.install.source_index import SourceIndex
 from edge_llm.install.staging import Progress, quiet
 from edge_llm.install.store import ModelStore, check_name, is_model_name
@@ -22,6 +21,9 @@ from edge_llm.model.manifest import MANIFEST_NAME, ModelManifest
 
 WAITING = "waiting for another process that is installing this model"
 """stage reported once by a call that must wait for its turn"""
+
+GENERIC_SAMPLING = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+"""for a file that nobody recommends anything for: plain sampling (temperature 1, no filter) lets small models derail"""
 
 
 def resolve(
@@ -64,6 +66,8 @@ def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = No
 
     Several processes at once do the work once. The download is deleted after the import, or when the disk is full.
     """
+    from edge_llm.install.pull import discard, fetch  # its networking costs a start that needs none
+
     recipe = catalog.get(name)
     store = store or ModelStore()
     with store.lock(name, on_wait=lambda: progress(WAITING, 0, 0)):
@@ -106,7 +110,8 @@ def import_file(
             if _is_intact(store, name):
                 return store.path(name)
         staging.sweep(store.root)
-        return import_model(source, name, progress, sha256=sha256, store=store)
+        recipe = catalog.of_source(sha256)  # a known file is given what is known of it, under any name
+        return import_model(source, name, progress, sha256=sha256, recipe=recipe, store=store)
 
 
 def import_model(
@@ -130,7 +135,7 @@ def import_model(
 
     store = store or ModelStore()
     before = _require_regular(source)
-    options = {} if recipe is None else _options(recipe)
+    options = {"sampling": GENERIC_SAMPLING} if recipe is None else _options(recipe)
     paths.private_dir(store.root)
     # codes and scales take about what they take in the source; the rest is tokenizer, graph and slack
     staging.require_space(store.root, before.st_size + before.st_size // 4 + (32 << 20))
@@ -147,7 +152,7 @@ def import_model(
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    names = ("sampling", "quality", "kv_type", "license")
+    names = ("sampling", "system_prompt", "quality", "kv_type", "license")
     return {name: getattr(recipe, name) for name in names}
 
 

@@ -23,6 +23,8 @@ WEIGHTS_NAME = "weights.bin"
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
 MAX_MANIFEST_BYTES = 4 << 20
+MAX_SYSTEM_PROMPT = 4096
+"""characters"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class ModelManifest:
     kv_type: str = "int8"
     sampling: Mapping[str, float] = field(default_factory=dict)
     """recommended defaults of SamplingParams"""
+    system_prompt: str | None = None
+    """what stands in for a system message in a conversation that has none; None: whatever the template does"""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     quality: Mapping[str, float] = field(default_factory=dict)
     license: str | None = None
@@ -228,6 +232,11 @@ def _check(manifest: ModelManifest) -> None:
     tokens = manifest.tokens
     for token_id in (*tokens.eos, *(i for i in (tokens.bos, tokens.padding) if i is not None)):
         _require(_whole(token_id, 0, size.vocab - 1), "a special token lies outside the vocabulary")
+    _require(
+        manifest.system_prompt is None
+        or (isinstance(manifest.system_prompt, str) and len(manifest.system_prompt) <= MAX_SYSTEM_PROMPT),
+        "system_prompt must be a short text",
+    )
     _require(manifest.kv_type in ("int8", "f32"), "unknown kv_type")
     for name in (GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME):
         _require(name in manifest.files, f"{name} is not listed")

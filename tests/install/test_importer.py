@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from edge_llm.errors import (
 from edge_llm.install import importer
 from edge_llm.install.catalog import Recipe
 from edge_llm.install.store import ModelStore
+from edge_llm.install.verify import verify
 from edge_llm.model.manifest import ModelManifest
 from tests.install.fakes import FOLDER_FILES, GGUF, FakeExporter, files_under, sha256
 
@@ -267,7 +271,7 @@ print(importer.pull("tiny"), flush=True)
 def pulling(tmp_path: Path, delay: float) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", SLOW_EXPORT, str(tmp_path / "recipes"), root, str(delay)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, start_new_session=True)
 
 
 def test_two_processes_at_once_do_the_work_once(recipe: Recipe, tmp_path: Path, own_home: Path) -> None:
@@ -290,6 +294,25 @@ def test_a_killed_import_is_never_visible_and_the_next_one_cleans_up(
     with pytest.raises(ModelNotFoundError):
         importer.resolve("tiny", allow_download=False)
     assert list((own_home / "data" / "models").glob(".tiny.*.partial"))
+    importer.pull("tiny")
+    assert files_under(own_home) == INSTALLED | {"cache/downloads"}
+
+
+def test_killed_at_any_moment_a_model_is_whole_or_not_there(
+    recipe: Recipe, tmp_path: Path, own_home: Path, exporter: FakeExporter
+) -> None:
+    draw = random.Random(28)
+    store = ModelStore()
+    visible = 0
+    for _ in range(10):
+        with pulling(tmp_path, 0.05) as process:
+            time.sleep(draw.uniform(0.1, 1.6))
+            os.killpg(process.pid, signal.SIGKILL)
+        for name in store.names():
+            assert verify(store.path(name)).ok
+            visible += 1
+            store.remove(name)
+    assert visible < 10
     importer.pull("tiny")
     assert files_under(own_home) == INSTALLED | {"cache/downloads"}
 

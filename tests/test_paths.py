@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from edge_llm import paths
+from edge_llm.errors import StorageError
+
+FOLDERS = (paths.config_dir, paths.data_dir, paths.cache_dir)
+
+
+def test_a_home_of_ones_own_holds_all_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "home"))
+    assert [folder() for folder in FOLDERS] == [tmp_path / "home" / kind for kind in ("config", "data", "cache")]
+    assert not (tmp_path / "home").exists(), "asking creates nothing"
+
+
+def test_a_relative_home_does_not_move_with_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", "home")
+    monkeypatch.chdir(tmp_path)
+    assert paths.data_dir() == tmp_path / "home" / "data"
+
+
+@pytest.mark.parametrize("default", ["~/.local/share/edge-llm", None])
+def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch: pytest.MonkeyPatch, default: str | None) -> None:
+    def lookup(*_arguments: object) -> str:
+        if default is None:
+            raise RuntimeError("could not determine the home directory")
+        return default
+
+    monkeypatch.delenv("EDGE_LLM_HOME")
+    for kind in ("config", "data", "cache"):
+        monkeypatch.setattr(f"platformdirs.user_{kind}_dir", lookup)
+    assert all(folder().is_relative_to(tempfile.gettempdir()) for folder in FOLDERS)
+    assert len({folder() for folder in FOLDERS}) == 3
+
+
+def test_a_private_folder_is_made_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert paths.private_dir(folder) == paths.private_dir(folder) == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_a_folder_that_others_can_change_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    with pytest.raises(StorageError, match="other users") as caught:
+        paths.private_dir(tmp_path / "shared")
+    assert caught.value.hint
+
+
+def test_links_files_and_impossible_places_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "link", tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError) as caught:
+            paths.private_dir(path)
+        assert caught.value.hint
