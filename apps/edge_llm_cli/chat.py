@@ -22,7 +22,7 @@ def chat(
     model: Annotated[
         str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
     ] = answer.DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line: the only form so far.")] = False,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
@@ -40,7 +40,7 @@ def chat(
     with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, _):
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.manifest.name}: {_HELP}")
-        Conversation(engine, params, system and answer.argument_text(system)).loop()
+        Conversation(engine, params, None if system is None else answer.argument_text(system)).loop()
 
 
 class Conversation:
@@ -56,7 +56,7 @@ class Conversation:
 
     def _start(self, system: str | None) -> None:
         self._system = system
-        self._messages = [Message.system(system)] if system else []
+        self._messages = [] if system is None else [Message.system(system)]
 
     def loop(self) -> None:
         """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on."""

@@ -57,6 +57,9 @@ class Program(TyperGroup):
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's usage errors have it, whatever they are derived from
                 raise
+            if type(error).__name__ == "NoArgsIsHelpError":
+                sys.stderr.write(error.format_message() + "\n")
+                sys.exit(BAD_INPUT)
             command = getattr(getattr(error, "ctx", None), "command_path", "edge-llm")
             console.report(InputError(error.format_message(), hint=f"{command} --help"))
             code = BAD_INPUT

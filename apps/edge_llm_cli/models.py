@@ -76,14 +76,14 @@ def summary(store: ModelStore, name: str) -> dict[str, Any]:
     from edge_llm.install.verify import verify
     from edge_llm.model.manifest import ModelManifest
 
-    summary: dict[str, Any] = {"name": name, "size": store.size(name), "architecture": None, "context": None}
+    known: dict[str, Any] = {"name": name, "size": store.size(name), "architecture": None, "context": None}
     try:
         manifest = ModelManifest.read(store.path(name))
         report = verify(store.path(name), digests=False)
     except ModelFormatError as error:
-        return {**summary, "state": f"damaged: {error}"}
+        return {**known, "state": f"damaged: {error}"}
     state = "installed" if report.ok else f"damaged: {report.summary()}"
-    return {**summary, "architecture": manifest.architecture, "context": manifest.dimensions.context, "state": state}
+    return {**known, "architecture": manifest.architecture, "context": manifest.dimensions.context, "state": state}
 
 
 @app.command()
@@ -108,6 +108,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
         "weights": ", ".join(
             f"{n} {kind} ({source.fidelity.get(kind, '?')})" for kind, n in source.tensor_types.items()
         ),
+        "system": manifest.system_prompt or "",
         "sampling": ", ".join(f"{key} {value}" for key, value in manifest.sampling.items()),
         "quality": ", ".join(f"{key} {value}" for key, value in manifest.quality.items()),
         "license": manifest.license or "",

@@ -35,9 +35,10 @@ class ProgressDisplay:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         changed, self._stage = stage != self._stage, stage
+        label = f"{stage} ({total / 1e6:.0f} MB)" if total >= 10**6 else stage
         if not console.is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":
             if changed and stage.startswith(_LONG_STAGES):
-                console.note(f"{stage} ...")
+                console.note(f"{label} ...")
             return
         if self._bar is None:
             self._bar = _new_bar()
@@ -45,7 +46,7 @@ class ProgressDisplay:
         if changed:
             if self._task is not None:
                 self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(stage, total=total or None)
+            self._task = self._bar.add_task(label, total=total or None)
         assert self._task is not None
         self._bar.update(self._task, completed=done, total=total or None)
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from edge_llm_cli.answer import Answer
 
 MAX_STDIN_BYTES = 8 << 20
-_INTERRUPTED = 130
 
 
 def run(
@@ -27,7 +26,7 @@ def run(
     model: Annotated[
         str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
     ] = answer.DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the K most probable tokens; 0 is off.")] = None,
@@ -72,12 +71,10 @@ def run(
         name = engine.manifest.name
     if as_json:
         console.data(_as_object(result, name, load_s))
-    if result.interrupted:
-        console.note("interrupted")
     if stats:
         console.note(_statistics(result, load_s))
     if result.interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        raise KeyboardInterrupt
 
 
 def _whole_prompt(prompt: str | None, *, keep_end: bool) -> str:

@@ -17,7 +17,7 @@ from edge_llm.install.source_index import SourceIndex
 from edge_llm.install.staging import Progress, quiet
 from edge_llm.install.store import ModelStore, check_name, is_model_name
 from edge_llm.install.verify import require_intact, verify
-from edge_llm.model.manifest import MANIFEST_NAME, ModelManifest
+from edge_llm.model.manifest import MANIFEST_NAME
 
 WAITING = "waiting for another process that is installing this model"
 """stage reported once by a call that must wait for its turn"""
@@ -102,13 +102,12 @@ def import_file(
         if _is_intact(store, name):  # so that a store that cannot be written can be used
             return store.path(name)
     with store.lock(name, on_wait=lambda: progress(WAITING, 0, 0)):
-        if store.has(name):
-            if ModelManifest.read(store.path(name)).source.sha256 != sha256:
-                raise InputError(
-                    f"another model is called {name}", hint=f"choose another --name, or: edge-llm models rm {name}"
-                )
-            if _is_intact(store, name):
-                return store.path(name)
+        if store.source_of(name) not in (None, sha256):
+            raise InputError(
+                f"another model is called {name}", hint=f"choose another --name, or: edge-llm models rm {name}"
+            )
+        if _is_intact(store, name):
+            return store.path(name)
         staging.sweep(store.root)
         recipe = catalog.of_source(sha256)  # a known file is given what is known of it, under any name
         return import_model(source, name, progress, sha256=sha256, recipe=recipe, store=store)

@@ -54,13 +54,16 @@ class ModelStore:
     def has(self, name: str) -> bool:
         return is_model_name(name) and (self.root / name / MANIFEST_NAME).is_file()
 
+    def source_of(self, name: str) -> str | None:
+        """Digest of the file that `name` was imported from; None if it is not installed or its manifest cannot be read."""
+        try:
+            return ModelManifest.read(self.path(name)).source.sha256
+        except ModelFormatError:
+            return None
+
     def find_source(self, sha256: str) -> str | None:
         """Name of a model that was imported from the file with this digest."""
-        for name in self.names():
-            with contextlib.suppress(ModelFormatError):
-                if ModelManifest.read(self.root / name).source.sha256 == sha256:
-                    return name
-        return None
+        return next((name for name in self.names() if self.source_of(name) == sha256), None)
 
     def size(self, name: str) -> int:
         """Bytes on disk."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,11 +44,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> StubEngine:
     engine = StubEngine(["Hel", "lo."])
     monkeypatch.setattr(answer, "opened", opener(engine))
     return engine
-
-
-def child(*arguments: str, program: str = "from edge_llm_cli.main import run; run()", **options: Any) -> Any:
-    """The program as a process of its own."""
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, **options)
 
 
 def stub_command(spec: dict[str, Any], *arguments: str) -> list[str]:

@@ -45,10 +45,10 @@ def test_lines_for_long_stages_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatc
         for done in range(3):
             progress("reading", done, 3)
         for done in range(3):
-            progress("downloading", done, 3)
+            progress("downloading", done, 93_000_000)
         for done in range(3):
             progress.kernels("x", done, 3)
-    assert stderr.getvalue() == "downloading ...\ncompiling kernels (once) ...\n"
+    assert stderr.getvalue() == "downloading (93 MB) ...\ncompiling kernels (once) ...\n"
 
 
 def test_the_bar_goes_away_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_pull_installs_once_and_cleans_up(recipe: Recipe, exporter: FakeExporter
     assert list(dict.fromkeys(stages)) == ["downloading", "checking", "unpacking", "importing weights"]
     assert exporter.options == {
         "sampling": {"temperature": 0.5},
+        "system_prompt": None,
         "quality": {},
         "kv_type": "int8",
         "license": "Apache-2.0",
@@ -164,6 +165,17 @@ def test_an_index_that_cannot_be_written_does_no_harm(exporter: FakeExporter, gg
     assert exporter.calls == 1
 
 
+def test_a_file_of_the_catalog_gets_its_recipe_under_any_name(
+    recipe: Recipe, exporter: FakeExporter, gguf: Path
+) -> None:
+    importer.import_file(gguf, name="mine")
+    assert exporter.options["license"] == recipe.license
+    assert exporter.options["sampling"] == recipe.sampling
+    gguf.write_bytes(GGUF + b"more")
+    importer.import_file(gguf, name="other")
+    assert exporter.options == {"sampling": importer.GENERIC_SAMPLING}
+
+
 def test_import_under_a_name(recipe: Recipe, exporter: FakeExporter, gguf: Path) -> None:
     folder = importer.import_file(gguf, name="mine")
     assert folder.name == ModelManifest.read(folder).name == "mine"
@@ -174,10 +186,13 @@ def test_import_under_a_name(recipe: Recipe, exporter: FakeExporter, gguf: Path)
     assert caught.value.hint
     with pytest.raises(InputError, match="catalog"):
         importer.import_file(gguf, name="tiny")
+    (folder / "manifest.json").write_text("{")
+    importer.import_file(gguf, name="mine")  # what cannot even be read is replaced
+    assert importer.resolve("mine") == folder
     for bad in ("../x", "a/b", "", ".hidden", "con", "a b", "x" * 101):
         with pytest.raises(InputError, match="cannot be the name"):
             importer.import_file(gguf, name=bad)
-    assert exporter.calls == 1
+    assert exporter.calls == 2
 
 
 @pytest.mark.parametrize("stem", ["..", ".gguf", "con", "a" * 300, "\x1b[31mred", "名前", "a/../../b", "-rf"])
