@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
@@ -14,8 +14,10 @@ from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
 from edge_llm.sampling.decoders import SampledDecoder
 from edge_llm.sampling.sampler import Sampler
-from edge_llm.text.chat_template import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edge_llm.text.chat_template import ChatTemplate
 
 
 class Intake:
@@ -95,6 +97,8 @@ class Intake:
 
 
 def _read_template(folder: Path, manifest: ModelManifest, tokenizer: Tokenizer) -> ChatTemplate:
+    from edge_llm.text.chat_template import ChatTemplate  # jinja2 is only loaded for a model that can chat
+
     try:
         source = (folder / TEMPLATE_NAME).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
