@@ -32,11 +32,17 @@ from edge_llm.kernels.vector_ir import (
     load_broadcast,
     load_broadcast_bytes,
     offset,
+    prefetch,
     store,
     vector,
 )
 
 _STEPS = ACTIVATION_BLOCK // 4
+
+_AHEAD = 8192
+"""bytes of codes by which weights are asked for before they are used; the hardware alone looks too few lines ahead where
+memory is slow to answer (docs/experiments.md)"""
+_LINE = 64
 
 
 def pass_vectors(lowering: Lowering) -> int:
@@ -53,10 +59,19 @@ class _Block:
         """`places`: where codes and scales of the first block of each vector stand; `k`: index of the block."""
         self.builder, self.lowering, self.form = builder, lowering, form
         self.parts = ACTIVATION_BLOCK // form.block
-        codes_at = builder.mul(k, I64(form.block_code_bytes * self.parts))
-        scales_at = builder.mul(k, I64(form.block_scale_bytes * self.parts))
+        code_bytes, scale_bytes = form.block_code_bytes * self.parts, form.block_scale_bytes * self.parts
+        codes_at, scales_at = builder.mul(k, I64(code_bytes)), builder.mul(k, I64(scale_bytes))
+        blocks_ahead = _AHEAD // code_bytes
+        for codes, scales in places[:: GROUP_ROWS // lowering.lanes]:  # once a group
+            self._prefetch(offset(builder, codes, codes_at), code_bytes, blocks_ahead)
+            self._prefetch(offset(builder, scales, scales_at), scale_bytes, blocks_ahead)
         self.codes = [self._codes(offset(builder, codes, codes_at)) for codes, _ in places]
         self.scales = [self._scales(offset(builder, scales, scales_at)) for _, scales in places]
+
+    def _prefetch(self, address: Any, size: int, blocks: int) -> None:
+        """Ask for the lines that stand `blocks` blocks of `size` bytes behind the one at `address`."""
+        for line in range(0, size, _LINE):
+            prefetch(self.builder, offset(self.builder, address, blocks * size + line))
 
     def _codes(self, address: Any) -> list[Any]:
         """The codes of the block's eight steps of four inputs."""

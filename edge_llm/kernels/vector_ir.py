@@ -79,6 +79,12 @@ def integers_to_float(builder: Any, value: Any) -> Any:
     return builder.sitofp(value, vector(F32, value.type.count))
 
 
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line at `address`, which need not be memory of ours: a prefetch never faults."""
+    read, keep, data = I32(0), I32(3), I32(1)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [builder.inttoptr(address, I8.as_pointer()), read, keep, data])
+
+
 def call(builder: Any, name: str, result: ir.Type, arguments: list[Any]) -> Any:
     """Call the LLVM intrinsic `name`, declared on first use."""
     function = builder.module.globals.get(name)
