@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,7 @@ _OBJECT_FILE = "kernels.bin"
 _MAGIC = b"edge_llm kernels 1\n"
 _MAX_FILE_BYTES = 64 << 20
 _KEPT_LIBRARIES = 4
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 Progress = Callable[[str, int, int], None]
 """called with (what is compiled, done, total)"""
@@ -247,7 +249,8 @@ def _sweep(current: Path) -> None:
     """Drop the libraries of versions long gone; a few stay, for several interpreters may share the folder."""
     with contextlib.suppress(OSError):
         others = sorted(
-            (path for path in current.parent.iterdir() if path != current), key=lambda path: path.stat().st_mtime
+            (path for path in current.parent.iterdir() if path != current and _FINGERPRINT.fullmatch(path.name)),
+            key=lambda path: path.stat().st_mtime,
         )
         for path in others[:-_KEPT_LIBRARIES]:
             shutil.rmtree(path, ignore_errors=True)

@@ -21,7 +21,8 @@ FILE = "kernels.bin"
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the compiled entries of one small module."""
-    folder = tmp_path_factory.mktemp("kernels")
+    folder = tmp_path_factory.mktemp("kernels") / ("0" * 32)
+    folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warmup, "ENTRY_MODULES", ("elementwise",))
         library = warmup._compile(folder, None)
@@ -83,12 +84,12 @@ def test_damaged_code_is_a_miss(kept: Path, tmp_path: Path, damage: str) -> None
 
 
 def test_old_libraries_are_swept(tmp_path: Path) -> None:
-    for i in range(8):
-        (tmp_path / f"{i}").mkdir()
-        os.utime(tmp_path / f"{i}", (i, i))
-    current = tmp_path / "0"
-    warmup._sweep(current)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "4", "5", "6", "7"]
+    names = [f"{i:032x}" for i in range(8)]
+    for i, name in enumerate([*names, "of somebody else"]):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (i, i))
+    warmup._sweep(tmp_path / names[0])
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], *names[4:], "of somebody else"}
 
 
 # What a start must survive (known faults B30): each with one warning at most, and the same code.

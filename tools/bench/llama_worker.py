@@ -1,6 +1,6 @@
 """llama.cpp's side of `tools.bench.against_llama`: answers one measurement a line. Runs in a Python that has llama-cpp-python.
 
-    python llama_worker.py MODEL.gguf THREADS
+python llama_worker.py MODEL.gguf THREADS
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Our side of `tools.bench.against_llama`: answers one measurement a line.
 
-    python -m tools.bench.ring_worker MODEL_FOLDER THREADS
+python -m tools.bench.ring_worker MODEL_FOLDER THREADS
 """
 
 from __future__ import annotations
