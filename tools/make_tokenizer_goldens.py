@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.export.gguf_tokenizer import byte_alphabet
+from edge_llm.text.tokenizer_parts import byte_alphabet
 from tools.tiny_model import write_gguf
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"

@@ -16,6 +16,7 @@ from typing import Any
 from edge_llm.errors import ModelFormatError, UnsupportedModelError, quoted
 from edge_llm.export.gguf import GgufFile
 from edge_llm.model.manifest import TokenSpec
+from edge_llm.text.tokenizer_parts import byte_alphabet
 
 MAX_TEMPLATE_BYTES = 256 << 10
 
@@ -144,13 +145,6 @@ def export_tokenizer(gguf: GgufFile) -> ExportedTokenizer:
     text = _tokenizer_json(pre, vocab, merges, added)
     _check_loads(text, [texts[i] for i in special], special)
     return ExportedTokenizer(text, tokens, template, len(texts))
-
-
-def byte_alphabet() -> list[str]:
-    """The character that stands for each byte in byte-level BPE: its own in Latin-1 if printable, else U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _chat_template(gguf: GgufFile) -> str | None:

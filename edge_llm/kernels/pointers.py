@@ -68,7 +68,6 @@ _pointer_f32 = _pointer_to(types.float32)
 _pointer_f64 = _pointer_to(types.float64)
 _pointer_i64 = _pointer_to(types.int64)
 _pointer_i32 = _pointer_to(types.int32)
-_pointer_i16 = _pointer_to(types.int16)
 _pointer_i8 = _pointer_to(types.int8)
 _pointer_u8 = _pointer_to(types.uint8)
 
@@ -95,12 +94,6 @@ def i64_at(address: int, count: int) -> Any:
 def i32_at(address: int, count: int) -> Any:
     """int32 [count] at `address`."""
     return carray(_pointer_i32(address), (count,))
-
-
-@numba.njit(inline="always")
-def i16_at(address: int, count: int) -> Any:
-    """int16 [count] at `address`."""
-    return carray(_pointer_i16(address), (count,))
 
 
 @numba.njit(inline="always")

@@ -15,7 +15,6 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.errors import GenerationError, SessionError
-from edge_llm.export.gguf_tokenizer import byte_alphabet
 from edge_llm.kernels.layout import KvType
 from edge_llm.messages import Event, TextDelta
 from edge_llm.model.manifest import (
@@ -35,6 +34,7 @@ from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampled
 from edge_llm.text.chat_template import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
+from edge_llm.text.tokenizer_parts import byte_alphabet
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or")

@@ -17,11 +17,11 @@ from edge_llm.export.gguf_tokenizer import (
     MAX_TEMPLATE_BYTES,
     PRE_TOKENIZERS,
     ExportedTokenizer,
-    byte_alphabet,
     export_tokenizer,
 )
 from edge_llm.export.gguf_types import block_codes
 from edge_llm.model.manifest import TokenSpec
+from edge_llm.text.tokenizer_parts import byte_alphabet
 from tools.make_tokenizer_goldens import pre_tokenizer_metadata
 from tools.tiny_model import CHAT_TEMPLATE, tokenizer_metadata, write_gguf, write_tiny_gguf
 
