@@ -47,7 +47,7 @@ class EngineConfig:
     """threads that compute, at most one for each CPU that this process may use; None: one for each physical core"""
     kv_type: str | None = None
     """how keys and values are kept: int8, or f32 (four times the memory); None: what the model's manifest recommends"""
-    max_chunk: int = 512
+    max_chunk: int = 256
     """most rows (tokens) of one step: a long prompt is read in chunks of it"""
     mixed_chunk: int = 32
     """most prompt rows of a step in which others are being answered, so that their next token is not late"""

@@ -220,6 +220,8 @@ class Session:
         try:
             api.call(ApiEntry.SET_INTRA_OP_THREADS, (c_void_p, options), (c_int, threads))
             api.call(ApiEntry.SET_GRAPH_OPTIMIZATION_LEVEL, (c_void_p, options), (c_int, 0))
+            # Patterns are kept for every shape that a step ever had: memory without end, for nothing measurable.
+            api.call(ApiEntry.DISABLE_MEM_PATTERN, (c_void_p, options))
             for key, value in {
                 "session.intra_op.allow_spinning": "1",
                 "session.intra_op.spin_duration_us": str(SPIN_MICROSECONDS),
