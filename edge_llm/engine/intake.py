@@ -13,6 +13,7 @@ from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError
 from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
 from edge_llm.sampling.decoders import SampledDecoder
+from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
 from edge_llm.text.tokenizer import Tokenizer
 
@@ -42,6 +43,10 @@ class Intake:
     @classmethod
     def open(cls, folder: Path, manifest: ModelManifest, *, sampler: Sampler, context: int) -> Self:
         """Read tokenizer and template of a model folder. Raises `ModelFormatError`, `TemplateError`."""
+        try:
+            SamplingParams().with_defaults(manifest.sampling)
+        except ParameterError as error:
+            raise ModelFormatError(f"manifest.json: sampling: {error}", hint="import the model again") from None
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
         template = _read_template(folder, manifest, tokenizer) if manifest.has_chat_template else None
         return cls(manifest, tokenizer, template, sampler=sampler, context=context)

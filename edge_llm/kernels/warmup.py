@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _OBJECT_FILE = "kernels.bin"
 _MAGIC = b"edge_llm kernels 1\n"
 _MAX_FILE_BYTES = 64 << 20
 _KEPT_LIBRARIES = 4
+_TEMPORARY_S = 600
+"""age at which a temporary file belongs to nobody any more"""
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 Progress = Callable[[str, int, int], None]
@@ -131,15 +134,15 @@ def _load(folder: Path) -> KernelLibrary | None:
     body = _checked_body(data)
     if body is None:
         return None
-    header_size = int.from_bytes(body[:8], "little")
-    header = json.loads(body[8 : 8 + header_size])
-    objects, start = [], 8 + header_size
-    for size in header["sizes"]:
-        objects.append(body[start : start + size])
-        start += size
     try:
+        header_size = int.from_bytes(body[:8], "little")
+        header = json.loads(body[8 : 8 + header_size])
+        objects, start = [], 8 + header_size
+        for size in header["sizes"]:
+            objects.append(body[start : start + size])
+            start += size
         addresses = _link(objects, header["symbols"])
-    except (RuntimeError, OSError):
+    except (RuntimeError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return KernelLibrary(MappingProxyType(addresses), target_cpu()[0], from_cache=True)
 
@@ -166,7 +169,7 @@ def _link(objects: list[bytes], symbols: Mapping[str, str]) -> dict[str, int]:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     addresses = {name: engine.get_function_address(symbol) for name, symbol in symbols.items()}
-    if not all(addresses.values()):
+    if not addresses or not all(addresses.values()):
         raise RuntimeError("a symbol is missing")
     _keep.append(engine)
     return addresses
@@ -246,8 +249,12 @@ def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> No
 
 
 def _sweep(current: Path) -> None:
-    """Drop the libraries of versions long gone; a few stay, for several interpreters may share the folder."""
+    """Drop temporaries of processes that died, and the libraries of versions long gone; a few stay, for several
+    interpreters may share the folder."""
     with contextlib.suppress(OSError):
+        for path in current.iterdir():
+            if path.name != _OBJECT_FILE and path.stat().st_mtime < time.time() - _TEMPORARY_S:
+                path.unlink()
         others = sorted(
             (path for path in current.parent.iterdir() if path != current and _FINGERPRINT.fullmatch(path.name)),
             key=lambda path: path.stat().st_mtime,

@@ -278,6 +278,8 @@ class SessionOps:
             raise SessionError("the cache descriptor is not one")
         self.workspace, self.cache = workspace, cache
         self._api, self._kernels = api, kernels
+        self.failure: BaseException | None = None
+        """what a callback raised beyond a plain refusal, Ctrl-C among it"""
         self._states: list[np.ndarray] = []
         self._structs = [self._struct(spec) for spec in SPECS]
 
@@ -299,7 +301,8 @@ class SessionOps:
                 state = self._state(spec, info, addressof(message))
             except EdgeLLMError as error:
                 return self._api.status(str(error))
-            except Exception as error:  # nothing may be raised through C
+            except BaseException as error:  # nothing may be raised through C: whoever created the session raises it
+                self.failure = error
                 return self._api.status(f"{spec.name}: {error!r}")
             c_void_p.from_address(kernel).value = state.ctypes.data
             return None

@@ -20,6 +20,7 @@ from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 
 ALIGNMENT = 64
 _MAX_GRAPH_BYTES = 32 << 20
+_NODES_A_LAYER, _OTHER_NODES = 24, 24
 _ALLOWED_OPS = {(DOMAIN, spec.name) for spec in SPECS} | {("", "Gather"), ("", "Concat")}
 _ELEMENT_BYTES = {1: 4, 2: 1, 10: 2}  # float32, uint8, float16
 _INPUTS = {"input_ids", "segments", "rope", "logit_rows", "kv"}
@@ -47,8 +48,7 @@ def check_graph(folder: Path, manifest: ModelManifest) -> None:
     if len(model.get("graph", [])) != 1:
         _refuse("the model must hold one graph")
     fields = _message(_bytes(model["graph"][0]), _GRAPH, "graph")
-    for node in fields.get("node", []):
-        _check_node(_message(_bytes(node), _NODE, "node"))
+    _check_nodes([_message(_bytes(node), _NODE, "node") for node in fields.get("node", [])], len(manifest.layers))
     for tensor in fields.get("initializer", []):
         _check_tensor(_message(_bytes(tensor), _TENSOR, "initializer"), weight_bytes)
     for kind, expected in (("input", _INPUTS), ("output", _OUTPUTS)):
@@ -81,12 +81,31 @@ def _read(path: Path, manifest: ModelManifest) -> bytes:
     return data
 
 
-def _check_node(node: dict[str, list[Value]]) -> None:
-    op = (_text(node, "domain"), _text(node, "op_type"))
-    if op not in _ALLOWED_OPS:
-        _refuse(f"op {op[1]!r} of domain {op[0]!r} is not one of ours")
-    for attribute in node.get("attribute", []):
-        _message(_bytes(attribute), _ATTRIBUTE, "attribute")  # plain numbers only: no tensors, no subgraphs
+def _check_nodes(nodes: list[dict[str, list[Value]]], layers: int) -> None:
+    """Only known ops, no more of them than such a model needs, and the standard ones only where nothing can grow."""
+    if len(nodes) > _NODES_A_LAYER * layers + _OTHER_NODES:
+        _refuse(f"{len(nodes)} nodes are too many for {layers} layers")
+    products: set[Value] = set()  # outputs of BlockLinear
+    for node in nodes:
+        domain, kind = _text(node, "domain"), _text(node, "op_type")
+        if (domain, kind) not in _ALLOWED_OPS:
+            _refuse(f"op {kind!r} of domain {domain!r} is not one of ours")
+        numbers = _numbers(node)
+        inputs = node.get("input", [])
+        if kind == "BlockLinear":
+            products.update(node.get("output", []))
+        elif kind == "Concat" and (
+            numbers != {"axis": 1} or len(set(inputs)) != len(inputs) or not products.issuperset(inputs)
+        ):
+            _refuse("Concat joins something else than matrix products, side by side")
+        elif kind == "Gather" and (numbers != {"axis": 0} or inputs[1:] != [b"logit_rows"]):
+            _refuse("Gather takes something else than the wanted rows")
+
+
+def _numbers(node: dict[str, list[Value]]) -> dict[str, Value]:
+    """The integer attributes of a node. Attributes are plain numbers only: no tensors, no subgraphs."""
+    attributes = [_message(_bytes(raw), _ATTRIBUTE, "attribute") for raw in node.get("attribute", [])]
+    return {_text(attribute, "name"): attribute["i"][-1] for attribute in attributes if "i" in attribute}
 
 
 def _check_tensor(tensor: dict[str, list[Value]], weight_bytes: int) -> None:

@@ -153,7 +153,7 @@ class ModelManifest:
                     "files": {name: FileSpec(**spec) for name, spec in raw["files"].items()},
                 }
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ModelFormatError(
                 f"manifest.json is not a sound manifest: {error}", hint="import the model again"
             ) from None
@@ -185,6 +185,10 @@ def _rope_table(raw: dict[str, Any]) -> RopeTable:
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise ModelFormatError(f"manifest.json: {what}", hint="import the model again")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 2**53
 
 
 def _whole(value: object, low: int, high: int) -> bool:
@@ -237,6 +241,13 @@ def _check(manifest: ModelManifest) -> None:
         or (isinstance(manifest.system_prompt, str) and len(manifest.system_prompt) <= MAX_SYSTEM_PROMPT),
         "system_prompt must be a short text",
     )
+    for name, values in (("sampling", manifest.sampling), ("quality", manifest.quality)):
+        _require(isinstance(values, Mapping) and all(map(_is_number, values.values())), f"{name} must hold numbers")
+    _require(isinstance(manifest.template_kwargs, Mapping), "template_kwargs must be an object")
+    texts = (manifest.architecture, manifest.source.file, manifest.source.sha256, manifest.source.format)
+    _require(all(isinstance(text, str) for text in (*texts, manifest.license or "")), "a text is expected")
+    for mapping in (manifest.source.tensor_types, manifest.source.fidelity):
+        _require(isinstance(mapping, Mapping), "source must count its types")
     _require(manifest.kv_type in ("int8", "f32"), "unknown kv_type")
     for name in (GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME):
         _require(name in manifest.files, f"{name} is not listed")

@@ -22,7 +22,9 @@ OLDEST_TESTED = (1, 30)
 """oldest release that this module is tested with: its table must hold every entry below"""
 
 
-_LOG_ERRORS = 3
+_LOG_FATAL = 4
+"""severity below which ONNX Runtime says nothing: its log would print names out of the model past our terminal filter,
+and every error comes back as a status anyway"""
 
 
 class ApiEntry(IntEnum):
@@ -100,10 +102,19 @@ def library_path() -> Path:
     )
 
 
+def forbid_telemetry() -> None:
+    """Keep ONNX Runtime from writing a device id and starting its telemetry thread, which it does when it is loaded.
+
+    DisableTelemetryEvents comes too late for that: by then the files lie in the user's home.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+
 class OrtApi:
     """The function table, and calls that turn an OrtStatus into `SessionError`."""
 
     def __init__(self, path: Path) -> None:
+        forbid_telemetry()
         self._library = ctypes.CDLL(str(path))
         get_base = self._library.OrtGetApiBase
         get_base.restype = POINTER(_ApiBase)
@@ -222,7 +233,7 @@ def ort_api() -> OrtApi:
 
 @cache
 def environment() -> int:
-    """The process's OrtEnv: only errors are logged, telemetry is off (Windows builds have it)."""
-    env = ort_api().create(ApiEntry.CREATE_ENV, (c_int, _LOG_ERRORS), (c_char_p, b"edge_llm"))
+    """The process's OrtEnv: silent, and telemetry is off."""
+    env = ort_api().create(ApiEntry.CREATE_ENV, (c_int, _LOG_FATAL), (c_char_p, b"edge_llm"))
     ort_api().call(ApiEntry.DISABLE_TELEMETRY, (c_void_p, env))
     return env

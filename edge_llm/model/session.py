@@ -237,9 +237,9 @@ class Session:
             session = api.create(
                 ApiEntry.CREATE_SESSION, (c_void_p, environment()), encode_path(graph), (c_void_p, options)
             )
-        except BaseException:
+        except BaseException as error:
             api.release(ApiEntry.RELEASE_CUSTOM_OP_DOMAIN, domain)
-            raise
+            raise self._ops.failure or error from None
         finally:
             api.release(ApiEntry.RELEASE_SESSION_OPTIONS, options)
         return session, domain

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.model.ort_capi import forbid_telemetry
+
 
 class StockSession:
     """input_ids int64 [rows] -> logits float32 [rows, vocab] of a graph without cache."""
 
     def __init__(self, graph: Path, *, threads: int) -> None:
+        forbid_telemetry()
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()

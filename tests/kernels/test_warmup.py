@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +84,27 @@ def test_damaged_code_is_a_miss(kept: Path, tmp_path: Path, damage: str) -> None
     if damage != "missing":
         (tmp_path / FILE).write_bytes(data)
     assert warmup._load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [[], {}, {"sizes": []}, {"sizes": ["a"], "symbols": {}}, {"sizes": [], "symbols": {}}, {"sizes": [1]}],
+    ids=str,
+)
+def test_a_sound_digest_over_nonsense_is_a_miss(tmp_path: Path, header: object) -> None:
+    text = json.dumps(header).encode()
+    body = len(text).to_bytes(8, "little") + text
+    (tmp_path / FILE).write_bytes(warmup._MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body)
+    assert warmup._load(tmp_path) is None
+
+
+def test_temporaries_of_the_dead_are_swept(tmp_path: Path) -> None:
+    """B27."""
+    for name, age in (("dead", 1e5), ("alive", 0)):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    warmup._store(tmp_path, [b"code"], {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", FILE]
 
 
 def test_old_libraries_are_swept(tmp_path: Path) -> None:

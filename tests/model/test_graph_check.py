@@ -62,6 +62,19 @@ def add_subgraph(model: Any) -> None:
     model.graph.node[0].attribute.append(helper.make_attribute("body", body))
 
 
+def add_nodes(model: Any, count: int, **options: Any) -> None:
+    """`count` Concat nodes before the last, each over what the last one reads."""
+    head = model.graph.node[-1]
+    source = head.input[0]
+    nodes = [helper.make_node("Concat", [source, source], [f"b{i}"], **options) for i in range(count)]
+    del model.graph.node[-1]
+    model.graph.node.extend([*nodes, head])
+
+
+def linear_outputs(model: Any) -> list[str]:
+    return [node.output[0] for node in model.graph.node if node.op_type == "BlockLinear"]
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "foreign op": lambda m: m.graph.node.append(helper.make_node("MatMulNBits", ["x"], ["y"], domain="com.microsoft")),
     "standard op we do not use": lambda m: m.graph.node.append(helper.make_node("Loop", ["x"], ["y"])),
@@ -72,6 +85,21 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "string attribute": lambda m: m.graph.node[0].attribute.append(helper.make_attribute("s", "x")),
     "function": lambda m: m.functions.append(helper.make_function("d", "F", [], [], [], [helper.make_opsetid("", 21)])),
     "metadata": lambda m: m.metadata_props.add(key="k", value="v"),
+    "rows doubled": lambda m: add_nodes(m, 1, axis=0),
+    "columns doubled": lambda m: add_nodes(m, 1, axis=1),
+    "a product twice": lambda m: m.graph.node.append(
+        helper.make_node("Concat", linear_outputs(m)[:1] * 2, ["twice"], axis=1)
+    ),
+    "products one below the other": lambda m: m.graph.node.append(
+        helper.make_node("Concat", linear_outputs(m)[:2], ["rows"], axis=0)
+    ),
+    "rows of somebody else": lambda m: m.graph.node.append(
+        helper.make_node("Gather", ["hidden", "input_ids"], ["g"], axis=0)
+    ),
+    "columns gathered": lambda m: m.graph.node.append(
+        helper.make_node("Gather", ["hidden", "logit_rows"], ["g"], axis=1)
+    ),
+    "too many nodes": lambda m: m.graph.node.extend([m.graph.node[0]] * 100),
     "sparse initializer": lambda m: m.graph.sparse_initializer.add(),
     "weights inside the graph": store_inside,
     "other file": lambda m: set_external(m, location="/etc/passwd"),
@@ -91,6 +119,12 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "no outputs": lambda m: m.graph.ClearField("output"),
     "renamed input": lambda m: setattr(m.graph.input[0], "name", "ids"),
 }
+
+
+def test_products_may_stand_side_by_side(folder: Path, model: Any) -> None:
+    """As exported where the matrices of one layer have different types."""
+    model.graph.node.append(helper.make_node("Concat", linear_outputs(model)[:2], ["both"], axis=1))
+    check(folder, model.SerializeToString())
 
 
 @pytest.mark.parametrize("change", CHANGES)
