@@ -55,7 +55,7 @@ def private_dir(path: Path) -> Path:
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = path.lstat()
+        info, parent = path.lstat(), path.parent.stat()
     except OSError as error:
         raise StorageError(
             f"cannot create the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder you can write to"
@@ -66,4 +66,12 @@ def private_dir(path: Path) -> Path:
         )
     if os.name == "posix" and (info.st_uid != os.geteuid() or info.st_mode & 0o022):
         raise StorageError(f"{path} can be changed by other users", hint=f"run: chmod 700 {path}, or set EDGE_LLM_HOME")
+    # whoever may rename entries of the folder above could put another one in this one's place
+    if os.name == "posix" and (
+        parent.st_uid not in (os.geteuid(), 0) or (parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX)
+    ):
+        raise StorageError(
+            f"{path.parent}, which holds {path.name}, can be changed by other users",
+            hint=f"run: chmod o-w {path.parent}, or set EDGE_LLM_HOME",
+        )
     return path

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_llm.errors import ParameterError
-from edge_llm.messages import Finished, TextDelta
+from edge_llm.messages import Finished, FinishReason, TextDelta
 from edge_llm_cli import console
 from edge_llm_cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from edge_llm.engine.engine import Engine
     from edge_llm.engine.handle import Handle
+    from edge_llm.sampling.params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MAX_TOKENS = 1024
+"""small models sometimes repeat themselves for ever; nobody at a terminal wants to read that to the end of the context"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,14 @@ def _cancelled_by_ctrl_c(handle: Handle) -> Iterator[threading.Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def note_if_cut(result: Answer, params: SamplingParams) -> None:
+    """One line on stderr about an answer that reached a limit, naming it."""
+    if result.finished.reason is FinishReason.LENGTH:
+        limit = f"--max-tokens {params.max_tokens}"
+        reached = result.finished.usage.completion_tokens == params.max_tokens
+        console.note(f"the answer was cut: it reached {limit if reached else 'the end of the context'}")
 
 
 def argument_text(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_llm.errors import ContextLengthError, GenerationError, TemplateError
-from edge_llm.messages import FinishReason, Message
+from edge_llm.messages import Message
 from edge_llm_cli import answer, console
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def chat(
     ] = answer.DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line: the only form so far.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = answer.DEFAULT_MAX_TOKENS,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
@@ -60,6 +60,8 @@ class Conversation:
 
     def loop(self) -> None:
         """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on."""
+        if sys.stdin is None:  # closed by whoever started us
+            return
         interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
         if interactive:
             _enable_editing()
@@ -101,8 +103,8 @@ class Conversation:
             return
         if result.interrupted:
             console.note("stopped; the answer is kept as far as it came")
-        elif result.finished.reason is FinishReason.LENGTH:
-            console.note("the answer was cut: it reached --max-tokens or the end of the context")
+        else:
+            answer.note_if_cut(result, self._params)
         self._messages = [*messages, Message.assistant(result.text)]
 
 

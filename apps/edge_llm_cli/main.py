@@ -53,7 +53,8 @@ class Program(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
-            code = super().main(*args, **{**options, "standalone_mode": False})
+            with failures_reported():
+                code = super().main(*args, **{**options, "standalone_mode": False})
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's usage errors have it, whatever they are derived from
                 raise
@@ -101,6 +102,6 @@ app.command()(doctor.doctor)
 
 
 def run() -> None:
-    """The program: entry point of the installed command."""
+    """The program, once it is loaded."""
     console.prepare()
     app(prog_name="edge-llm")

@@ -27,11 +27,14 @@ def run(
         str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
     ] = answer.DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = answer.DEFAULT_MAX_TOKENS,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the K most probable tokens; 0 is off.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the most probable one.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Make tokens that were used less likely; 1 is off.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that prompt and answer may have together.")] = None,
@@ -57,6 +60,7 @@ def run(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
         seed=seed,
         stop=tuple(map(answer.argument_text, stop or ())),
     )
@@ -71,6 +75,8 @@ def run(
         name = engine.manifest.name
     if as_json:
         console.data(_as_object(result, name, load_s))
+    else:
+        answer.note_if_cut(result, params)
     if stats:
         console.note(_statistics(result, load_s))
     if result.interrupted:

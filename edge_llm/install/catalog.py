@@ -161,9 +161,5 @@ def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
     """The error for a name that none of the `known` models has; its hint lists the closest ones."""
     candidates = sorted(set(known))
     close = difflib.get_close_matches(name.lower(), candidates, n=3, cutoff=0.4)
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"known models: {', '.join(candidates) or 'none'}; or give a FILE.gguf"
-    )
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known models: {', '.join(candidates) or 'none'}"
     return ModelNotFoundError(f"no model is called {quoted(name)}", hint=hint)

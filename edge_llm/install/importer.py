@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm import paths
-from edge_llm.errors import InputError, IntegrityError, ModelFormatError, ModelNotFoundError, StorageError
+from edge_llm.errors import InputError, IntegrityError, ModelFormatError, ModelNotFoundError, StorageError, quoted
 from edge_llm.install import catalog, staging
 from edge_llm.install.catalog import Recipe
 from edge_llm.install.digest import file_sha256
@@ -22,7 +22,7 @@ from edge_llm.model.manifest import MANIFEST_NAME
 WAITING = "waiting for another process that is installing this model"
 """stage reported once by a call that must wait for its turn"""
 
-GENERIC_SAMPLING = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+GENERIC_SAMPLING = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.05}
 """for a file that nobody recommends anything for: plain sampling (temperature 1, no filter) lets small models derail"""
 
 
@@ -48,17 +48,21 @@ def resolve(
             return pull(model, progress, store=store)
     if model and (path / MANIFEST_NAME).is_file():
         return require_intact(path.resolve())
-    if model.startswith("hf:"):
-        raise InputError(
-            "models of the Hugging Face hub cannot be fetched",
-            hint="download the GGUF there, then: edge-llm import FILE.gguf",
-        )
+    _refuse_hub(model)
     if model and path.exists():
         raise ModelFormatError(
             f"{model} is neither a model folder nor a .gguf file",
             hint="give a FILE.gguf, or a folder that `edge-llm import` made",
         )
     raise catalog.unknown_model(model, [*store.names(), *catalog.names()])
+
+
+def _refuse_hub(model: str) -> None:
+    if model.startswith("hf:"):
+        raise InputError(
+            "models of the Hugging Face hub cannot be fetched",
+            hint="download the GGUF there, then: edge-llm import FILE.gguf",
+        )
 
 
 def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = None) -> Path:
@@ -68,6 +72,9 @@ def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = No
     """
     from edge_llm.install.pull import discard, fetch  # its networking costs a start that needs none
 
+    _refuse_hub(name)
+    if name.lower().endswith(".gguf"):
+        raise InputError(f"{quoted(name)} is a file, not a name", hint="edge-llm import FILE.gguf")
     recipe = catalog.get(name)
     store = store or ModelStore()
     with store.lock(name, on_wait=lambda: progress(WAITING, 0, 0)):

@@ -35,6 +35,7 @@ def test_every_option_arrives(invoke, engine) -> None:
         "--top-k": "4",
         "--top-p": "0.9",
         "--min-p": "0.1",
+        "--repetition-penalty": "1.2",
         "--seed": "42",
         "--system": "Be brief.",
     }
@@ -44,6 +45,7 @@ def test_every_option_arrives(invoke, engine) -> None:
     assert messages == [Message.system("Be brief."), Message.user("Hi")]
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 4, 0.9)
     assert (params.min_p, params.seed, params.stop) == (0.1, 42, ("END", "\n\n"))
+    assert params.repetition_penalty == 1.2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_the_default_model_is_in_the_catalog_with_its_pins() -> None:
     assert recipe.source.wheel_sha256.startswith("bcc81830")
     assert recipe.source.sha256.startswith("b179c952")
     assert (recipe.source.size, recipe.source.file) == (98362432, "SmolLM2-135M-Instruct.Q4_1.gguf")
-    assert recipe.sampling == {"temperature": 0.2, "top_p": 0.9}
+    assert recipe.sampling == {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
 
 
 def test_every_shipped_recipe_is_sound() -> None:
