@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,13 +11,9 @@ import pytest
 
 from edge_llm.errors import InputError
 from edge_llm.install.importer import pull
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, stub_command
 
 ENTRY = "from edge_llm_cli.entry import run; run()"
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT / 'apps'}:{ROOT}"}
 
 
 def test_ctrl_c_while_the_program_loads_is_one_line() -> None:
@@ -32,7 +27,7 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 {ENTRY}
 """
-    result = subprocess.run([sys.executable, "-c", interrupted], env=environment(), capture_output=True, check=False)
+    result = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"interrupted\n")
 
 
@@ -41,7 +36,7 @@ def test_once_loaded_ctrl_c_is_handled_as_before() -> None:
         "import signal, edge_llm_cli.main as m; m.run = lambda: print(signal.getsignal(signal.SIGINT).__name__)\n"
         + ENTRY
     )
-    result = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == f"{signal.default_int_handler.__name__}\n"
 
 
@@ -49,18 +44,16 @@ def test_once_loaded_ctrl_c_is_handled_as_before() -> None:
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_into_a_full_disk_is_one_line(option: str) -> None:
     with open("/dev/full", "wb") as full:
-        result = subprocess.run(
-            [sys.executable, "-c", ENTRY, option], env=environment(), stdout=full, stderr=subprocess.PIPE, check=False
-        )
+        result = subprocess.run([sys.executable, "-c", ENTRY, option], stdout=full, stderr=subprocess.PIPE, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith(b"error: No space left on device")
     assert b"Traceback" not in result.stderr
 
 
-def test_a_chat_without_standard_input_ends(tiny_folder: Path, kernels: object) -> None:
-    command = [sys.executable, "-c", ENTRY, "chat", "--plain", "-m", str(tiny_folder)]
+def test_a_chat_without_standard_input_ends() -> None:
+    command = stub_command({"pieces": ["Hello."]}, "chat", "--plain")
     result = subprocess.run(
-        ["sh", "-c", 'exec "$@" 0<&-', "sh", *command], env=environment(), capture_output=True, text=True, check=False
+        ["sh", "-c", 'exec "$@" 0<&-', "sh", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
