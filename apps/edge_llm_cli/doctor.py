@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from edge_llm.errors import EdgeLLMError
 from edge_llm_cli import console
 from edge_llm_cli.models import JsonOption
@@ -16,7 +18,7 @@ _PACKAGES = ("edge-llm", "onnxruntime", "numba", "llvmlite", "numpy", "tokenizer
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, CPU, memory, folders, models and what would run."""
+    """Show what this machine has and what would run. Exit code 1 if something is in the way."""
     probes: dict[str, Callable[[], dict[str, Any]]] = {
         "versions": _versions,
         "cpu": _cpu,
@@ -29,9 +31,17 @@ def doctor(as_json: JsonOption = False) -> None:
     }
     findings = {name: _guarded(probe) for name, probe in probes.items()}
     findings["runs"] = {"layout": _what_runs(findings)}
+    problems = {section: facts["error"] for section, facts in findings.items() if "error" in facts}
+    findings["problems"] = problems
     if as_json:
         console.data(findings)
-        return
+    else:
+        _show(findings)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _show(findings: dict[str, dict[str, Any]]) -> None:
     for section, facts in findings.items():
         console.line(section)
         console.table([("", name, _shown(value)) for name, value in facts.items()] or [("", "none", "")])

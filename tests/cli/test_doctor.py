@@ -8,7 +8,7 @@ from edge_llm_cli import doctor
 
 from edge_llm.errors import SessionError
 
-SECTIONS = ["versions", "cpu", "threads", "memory", "onnxruntime", "kernels", "folders", "models", "runs"]
+SECTIONS = ["versions", "cpu", "threads", "memory", "onnxruntime", "kernels", "folders", "models", "runs", "problems"]
 
 
 def test_it_says_what_would_run_and_changes_nothing(invoke, own_home: Path) -> None:
@@ -40,11 +40,13 @@ def test_a_fault_is_a_finding_and_hides_nothing(invoke, monkeypatch: pytest.Monk
     assert value["threads"]["used"] >= 1
 
 
-@pytest.mark.parametrize("home", ["/proc/none", "/dev/null/x", "relative/home"])
-def test_folders_that_cannot_be_used(invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str) -> None:
+@pytest.mark.parametrize(("home", "code"), [("/proc/none", 0), ("/dev/null/x", 1), ("relative/home", 0)])
+def test_folders_that_cannot_be_used(
+    invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str, code: int
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGE_LLM_HOME", home)
-    assert invoke("doctor").exit_code == 0
+    assert invoke("doctor").exit_code == code
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,3 +62,12 @@ def test_a_machine_that_tells_nothing(invoke, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr("edge_llm.machine.available_memory", lambda: None)
     monkeypatch.setattr(doctor, "Path", lambda *_: tmp_path / "missing")
     assert invoke("doctor").exit_code == 0
+
+
+def test_what_is_in_the_way_is_named_and_fails(invoke, own_home: Path) -> None:
+    assert json.loads(invoke("doctor", "--json").stdout)["problems"] == {}
+    (own_home / "config").mkdir(parents=True)
+    (own_home / "config" / "config.toml").write_text("not toml")
+    result = invoke("doctor")
+    assert result.exit_code == 1
+    assert "is not sound TOML" in result.stdout.split("problems")[-1]
