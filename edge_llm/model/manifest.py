@@ -6,6 +6,7 @@ A model folder holds manifest.json, model.onnx, weights.bin, tokenizer.json and,
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import re
@@ -163,6 +164,8 @@ class ModelManifest:
         """The manifest of a model folder. Raises `ModelFormatError`."""
         path = folder / MANIFEST_NAME
         try:
+            if not path.is_file():  # a named pipe would wait for a writer
+                raise FileNotFoundError(errno.ENOENT, "not a regular file")
             with path.open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:

@@ -26,6 +26,8 @@ MAX_FILE_BYTES = 64 << 20
 MAX_TEXT_CHARACTERS = 8 << 20
 MAX_ID = 1 << 22
 MAX_ADDED = 16_384
+MAX_ADDED_CHARACTERS = 1 << 18
+"""of all added tokens together: each place of a scaffold is compared with all of them; some vocabularies have thousands"""
 MAX_ADDED_TEXT = 256
 
 _WORD = re.compile(r"\w")
@@ -209,6 +211,8 @@ def _added_tokens(document: Mapping[str, Any]) -> list[AddedToken]:
     tokens = [_added_token(entry) for entry in entries]
     if len({token.id for token in tokens}) < len(tokens) or len({token.text for token in tokens}) < len(tokens):
         raise ModelFormatError("tokenizer.json has an added token twice")
+    if sum(len(token.text) for token in tokens) > MAX_ADDED_CHARACTERS:
+        raise ModelFormatError(f"tokenizer.json has more than {MAX_ADDED_CHARACTERS} characters of added tokens")
     return tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ def test_text_that_is_no_manifest(text: str) -> None:
 def test_reading_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="no readable"):
         ModelManifest.read(tmp_path)
+    os.mkfifo(tmp_path / MANIFEST_NAME)
+    with pytest.raises(ModelFormatError, match="not a regular file"):
+        ModelManifest.read(tmp_path)
+    (tmp_path / MANIFEST_NAME).unlink()
     path = tmp_path / MANIFEST_NAME
     path.write_text(manifest().to_json())
     assert ModelManifest.read(tmp_path).name == "tiny"

@@ -298,6 +298,13 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
         Tokenizer.from_json(data)
 
 
+def test_added_tokens_that_would_take_ages_to_look_for_are_refused() -> None:
+    """Thousands of long ones with a common beginning, compared at every place of a prompt."""
+    added = [{"id": 1000 + i, "content": "<" * 250 + f"{i:05}", "special": True} for i in range(1100)]
+    with pytest.raises(ModelFormatError, match="characters of added tokens"):
+        tiny_tokenizer(added_tokens=added)
+
+
 def test_missing_and_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelFormatError, match="cannot be read"):
         Tokenizer.from_file(tmp_path / "none.json")
