@@ -19,6 +19,7 @@ from edge_llm.export.weights import (
     Constant,
     PackedMatrix,
     WeightsWriter,
+    format_of,
     read_matrix,
     read_vector,
     rotate_halves,
@@ -150,7 +151,7 @@ def _qkv(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int) ->
 
 def _store_rows(weights: WeightsWriter, name: str, parts: list[BlockCodes]) -> list[PackedMatrix]:
     """Matrices over the same input as one with all their rows, or apart where their forms differ."""
-    forms = {(part.bits, part.codes.shape[2], part.m is not None) for part in parts}
+    forms = {format_of(part) for part in parts}
     if len(forms) > 1:
         return [weights.matrix(f"{name}.{i}", part) for i, part in enumerate(parts)]
     minima = [part.m for part in parts if part.m is not None]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.errors import ModelFormatError
 from edge_llm.export.gguf import GgufFile
 from edge_llm.export.gguf_types import BlockCodes, block_codes, dequantise
 from edge_llm.kernels.block_format import BlockFormat, pack_codes, pack_scales, unpack
@@ -37,6 +36,11 @@ class PackedMatrix:
     inputs: int
     codes: Constant
     scales: Constant
+
+
+def format_of(codes: BlockCodes) -> BlockFormat:
+    """The form in which the kernels read these codes."""
+    return BlockFormat(bits=codes.bits, block=codes.codes.shape[2], minimum=codes.m is not None)
 
 
 class WeightsWriter:
@@ -75,7 +79,7 @@ class WeightsWriter:
 
     def matrix(self, name: str, codes: BlockCodes) -> PackedMatrix:
         """Append a matrix of block codes in the kernels' layout."""
-        form = BlockFormat(bits=codes.bits, block=codes.codes.shape[2], minimum=codes.m is not None)
+        form = format_of(codes)
         outputs, blocks, block = codes.codes.shape
         return PackedMatrix(
             form=form,
@@ -104,7 +108,7 @@ def read_matrix(gguf: GgufFile, name: str, writer: WeightsWriter) -> BlockCodes:
 
 def _relative_error(values: np.ndarray, codes: BlockCodes) -> float:
     """|stored - source| / |source| (2-norms) of what the kernels will see, packed and unpacked again; 0: bit-exact."""
-    form = BlockFormat(bits=codes.bits, block=codes.codes.shape[2], minimum=codes.m is not None)
+    form = format_of(codes)
     stored = unpack(pack_codes(codes.codes, form), pack_scales(codes.d, codes.m, form), form, *values.shape)
     if np.array_equal(stored, values):
         return 0.0
@@ -112,12 +116,9 @@ def _relative_error(values: np.ndarray, codes: BlockCodes) -> float:
 
 
 def read_vector(gguf: GgufFile, name: str) -> np.ndarray:
-    """A float vector (norms and biases) as float32. Raises `ModelFormatError` if it holds anything but finite numbers."""
+    """A norm's vector as float32. Raises `ModelFormatError` if it holds anything but finite numbers."""
     tensor = gguf.tensor(name)
-    values = dequantise(gguf.tensor_bytes(tensor), tensor.type, tensor.shape, name).reshape(-1)
-    if not np.isfinite(values).all():
-        raise ModelFormatError(f"tensor {name} holds values that are not finite")
-    return np.ascontiguousarray(values, np.float32)
+    return np.ascontiguousarray(dequantise(gguf.tensor_bytes(tensor), tensor.type, tensor.shape, name).reshape(-1))
 
 
 def rotate_halves(codes: BlockCodes, heads: int, rotary_dim: int) -> BlockCodes:

@@ -420,7 +420,7 @@ class NormOp(IntEnum):
     """RmsNorm's and AddRmsNorm's attributes, from Op.ATTRIBUTE on."""
 
     WIDTH = 0
-    """elements a row; the op learns it from gamma and `groups`"""
+    """elements a row; a multiple of GROUP, whose gamma every group shares"""
     GROUP = 1
     EPS = 2
 

@@ -82,6 +82,19 @@ def test_rows_for_pairs_become_rows_for_halves(tmp_path: Path) -> None:
     assert np.array_equal(turned[:, 8:], values[:, 8:])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_norm_that_is_no_number_is_refused(tmp_path: Path, value: float) -> None:
+    source = write_tiny_gguf(tmp_path / "tiny.gguf")
+    with read_gguf(source) as gguf:
+        offset = gguf.tensor("output_norm.weight").offset
+    data = bytearray(source.read_bytes())
+    data[offset : offset + 4] = np.float32(value).tobytes()
+    source.write_bytes(data)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ModelFormatError, match="output_norm"):
+        export_gguf(source, tmp_path / "out", name="tiny", source_sha256="0" * 64)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], type[EdgeLLMError], str]] = {
     "architecture": ({"general.architecture": "mamba"}, UnsupportedModelError, "mamba"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModelError, "experts"),
