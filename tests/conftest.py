@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,11 +63,22 @@ def _sha256(path: Path) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """EDGE_LLM_HOME for the whole run: no test sees the user's own folders, and kernels are compiled once."""
+    """EDGE_LLM_HOME for the whole run: no test sees the user's own folders, and kernels are compiled once.
+
+    Whoever works on something else than the kernels saves that too: EDGE_LLM_TEST_KERNELS names a folder in which the
+    object code is kept from run to run.
+    """
     folder = tmp_path_factory.mktemp("home")
+    compiled, kept = folder / "cache" / "kernels", os.environ.get("EDGE_LLM_TEST_KERNELS")
+    if kept and Path(kept).is_dir():
+        compiled.parent.mkdir(mode=0o700)
+        shutil.copytree(kept, compiled)
+        compiled.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_LLM_HOME", str(folder))
         yield folder
+    if kept and compiled.is_dir():
+        shutil.copytree(compiled, kept, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
