@@ -74,11 +74,11 @@ def list_(as_json: JsonOption = False) -> None:
     installed = [summary(store, name) for name in store.names()]
     available = [catalog.get(name) for name in catalog.names() if not store.has(name)]
     if as_json:
-        others = [{"name": recipe.name, "download": recipe.source.wheel_size} for recipe in available]
+        others = [{"name": recipe.name, "download": recipe.source.download_size} for recipe in available]
         console.data({"installed": installed, "available": others})
         return
     rows = [(m["name"], console.megabytes(m["size"]), f"context {m['context']}", m["state"]) for m in installed]
-    rows += [(r.name, console.megabytes(r.source.wheel_size), f"context {r.context}", "to pull") for r in available]
+    rows += [(r.name, console.megabytes(r.source.download_size), f"context {r.context}", "to pull") for r in available]
     console.table(rows)
 
 
