@@ -56,6 +56,7 @@ def write_tiny_gguf(
     head_type: str = "Q8_0",
     tied: bool = True,
     rope_base: float = 10000.0,
+    rope_factors: Floats | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
     architecture: str = "llama",
     metadata: Mapping[str, Any] | None = None,
@@ -64,8 +65,9 @@ def write_tiny_gguf(
 
     The token embedding has `head_type` and is the output matrix too if `tied`, else output.weight has that type as
     well; the other matrices have `matrix_type`. Types: F32 F16 BF16 Q4_0 Q4_1 Q8_0. `hidden`, `intermediate` and
-    heads * head_dim must be multiples of 32, `vocab` at least `SMALLEST_VOCAB`. `metadata` replaces keys of the file;
-    None takes one out. Weights are scaled so that layers and logits have a spread of about 1 and 2.
+    heads * head_dim must be multiples of 32, `vocab` at least `SMALLEST_VOCAB`. `rope_factors` [head_dim / 2] divide the
+    frequencies of rope (rope_freqs.weight). `metadata` replaces keys of the file; None takes one out. Weights are scaled
+    so that layers and logits have a spread of about 1 and 2.
     """
     random = np.random.Generator(np.random.PCG64(seed))
 
@@ -99,6 +101,8 @@ def write_tiny_gguf(
     tensors["output_norm.weight"] = norm()
     if not tied:
         tensors["output.weight"] = matrix(vocab, hidden, head_type)
+    if rope_factors is not None:
+        tensors["rope_freqs.weight"] = "F32", rope_factors.shape, encode(rope_factors, "F32")
     values: dict[str, Any] = {
         "general.architecture": architecture,
         "general.name": "tiny",
