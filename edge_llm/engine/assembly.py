@@ -34,7 +34,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     context = _context(config, manifest, geometry.row_bytes(kv_type))
     kernels = load_kernels(progress)
     intake = Intake.open(folder, manifest, sampler=Sampler(kernels, manifest.dimensions.vocab), context=context)
-    cache = KVCache(geometry, slots=config.slots, context=context, kv_type=kv_type)
+    cache = KVCache(geometry, slots=config.slots, context=context, kv_type=kv_type, max_chunk=config.max_chunk)
     session = Session(
         folder,
         manifest,
