@@ -1,4 +1,4 @@
-"""Write tests/golden/tiny_logits.json and tiny_gemma_logits.json: llama.cpp's logits of the tiny models, a truth that is not ours.
+"""Write tests/golden/tiny_logits.json and tiny_gemma_logits.json: llama.cpp's logits of the tiny models.
 
 Needs llama-cpp-python, which nothing else here does; run it from the repository with a Python that has it:
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_llm.kernels.block_format import BlockFormat, unpack
+from edge_llm.kernels.block_format import BlockFormat, group_count, unpack
+from edge_llm.kernels.layout import GROUP_ROWS
 from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 
 Rewrite = Callable[[Any, dict[str, Any]], None]
 """called with a node and its attributes; adds nodes with the same outputs"""
 
+_PART_GROUPS = 1 << 10
+"""of interleaved rows, unpacked at a time: all of a large vocabulary would take gigabytes"""
+
 
 class GraphRewriter:
-    """BlockLinear and BlockEmbedding become MatMul and Gather over dequantised weights; every other node stays as it is.
+    """BlockLinear and BlockEmbedding become Gemm and Gather over dequantised weights; every other node stays as it is.
 
     A subclass rewrites more: see `rewrites` and `keep`. After `rewrite`, `nodes` and `initializers` are those of the new graph.
     """
@@ -89,21 +93,38 @@ class GraphRewriter:
 
     # --- matrices ---
 
-    def _matrix(self, node: Any, attributes: dict[str, Any]) -> np.ndarray:
+    def _rows(self, node: Any, attributes: dict[str, Any]) -> str:
+        """The constant with a matrix's rows: one, where embedding and output matrix are the same."""
+        name = f"{node.input[1]}.rows"
+        if name not in self.initializers:
+            shape = attributes["outputs"], attributes["inputs"]
+            self._add_matrix(name, shape, self._parts(node, attributes))
+        return name
+
+    def _parts(self, node: Any, attributes: dict[str, Any]) -> Iterator[np.ndarray]:
+        """The rows of a matrix, some at a time: float32 [rows, inputs]."""
         form = BlockFormat(bits=attributes["bits"], block=attributes["block"], minimum=bool(attributes["minimum"]))
-        codes, scales = (self._stored(name) for name in node.input[1:3])
-        return unpack(codes, scales, form, attributes["outputs"], attributes["inputs"])
+        outputs, inputs = attributes["outputs"], attributes["inputs"]
+        codes, scales = (self._stored(name).reshape(group_count(outputs), -1) for name in node.input[1:3])
+        for group in range(0, len(codes), _PART_GROUPS):
+            part = slice(group, group + _PART_GROUPS)
+            rows = min(GROUP_ROWS * _PART_GROUPS, outputs - GROUP_ROWS * group)
+            yield unpack(codes[part], scales[part], form, rows, inputs)
+
+    def _add_matrix(self, name: str, shape: tuple[int, int], parts: Iterable[np.ndarray]) -> None:
+        """Add the constant `name`, float32 of that shape."""
+        self._initializer(name, np.concatenate(list(parts)))
 
     def _embedding(self, node: Any, attributes: dict[str, Any]) -> None:
-        rows = self._matrix(node, attributes) * np.float32(attributes["scale"])
-        self._op(
-            "Gather", [self._initializer(f"{node.input[1]}.rows", rows), node.input[0]], out=node.output[0], axis=0
-        )
+        rows = self._rows(node, attributes)
+        if attributes["scale"] == 1:
+            self._op("Gather", [rows, node.input[0]], out=node.output[0], axis=0)
+        else:
+            taken = self._op("Gather", [rows, node.input[0]], axis=0)
+            self._op("Mul", [taken, self._const(attributes["scale"])], out=node.output[0])
 
     def _linear(self, node: Any, attributes: dict[str, Any]) -> None:
-        weights = self._initializer(f"{node.input[1]}.columns", self._matrix(node, attributes).T)
-        if len(node.input) <= 3:
-            self._op("MatMul", [node.input[0], weights], out=node.output[0])
-            return
-        bias = self._initializer(node.input[3], self._stored(node.input[3]))
-        self._op("Add", [self._op("MatMul", [node.input[0], weights]), bias], out=node.output[0])
+        inputs = [node.input[0], self._rows(node, attributes)]
+        if len(node.input) > 3:
+            inputs.append(self._initializer(node.input[3], self._stored(node.input[3])))
+        self._op("Gemm", inputs, out=node.output[0], transB=1)

@@ -68,7 +68,7 @@ def read(
 ) -> np.ndarray:
     """Logits of all ids, read in chunks of the given sizes over and over."""
     manifest = ModelManifest.read(folder)
-    cache = KVCache(cache_geometry(manifest), slots=1, context=LENGTH, kv_type=kv_type)
+    cache = KVCache(cache_geometry(manifest), slots=1, context=LENGTH, kv_type=kv_type, max_chunk=max(chunks))
     slot, out, start = cache.acquire(), [], 0
     assert slot is not None
     with Session(
