@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_llm.export.gguf_types import TENSOR_TYPES
 from edge_llm.text.tokenizer_parts import byte_alphabet
+from tools.random_blocks import random_blocks
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -32,6 +34,7 @@ get which when make can like time just him know take people into year your good 
 look only come its over think also back after use two how our work first well way even new want because any these give
 day most us is are was were answer question hello world France Paris capital
 """
+_ENCODED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
 _ALIGNMENT = 32
 _BLOCK = 32
 
@@ -64,14 +67,16 @@ def write_tiny_gguf(
     """Write a model of random weights to `path` and give the path back; `tools.tiny_gemma` makes a gemma3 with it.
 
     The token embedding has `head_type` and is the output matrix too if `tied`, else output.weight has that type as
-    well; the other matrices have `matrix_type`. Types: F32 F16 BF16 Q4_0 Q4_1 Q8_0. `hidden`, `intermediate` and
-    heads * head_dim must be multiples of 32, `vocab` at least `SMALLEST_VOCAB`. `rope_factors` [head_dim / 2] divide the
-    frequencies of rope (rope_freqs.weight). `metadata` replaces keys of the file; None takes one out. Weights are scaled
-    so that layers and logits have a spread of about 1 and 2.
+    well; the other matrices have `matrix_type`: any type that can be run. `hidden`, `intermediate` and heads * head_dim
+    must be multiples of 32 (256 for the K types), `vocab` at least `SMALLEST_VOCAB`. `rope_factors` [head_dim / 2] divide
+    the frequencies of rope (rope_freqs.weight). `metadata` replaces keys of the file; None takes one out. Weights are
+    scaled so that layers and logits have a spread of about 1 and 2.
     """
     random = np.random.Generator(np.random.PCG64(seed))
 
     def matrix(rows: int, columns: int, kind: str = matrix_type, gain: float = 2) -> Tensor:
+        if kind not in _ENCODED:
+            return kind, (rows, columns), random_blocks(random, kind, rows, columns, gain * columns**-0.5)
         if columns % _BLOCK:
             raise ValueError(f"rows of {columns} values are not whole blocks of {_BLOCK}")
         values = random.standard_normal((rows, columns), np.float32) * np.float32(gain * columns**-0.5)
@@ -191,7 +196,7 @@ def _pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 # --- writing GGUF ---
 
-_TYPE_NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
+_TYPE_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 _ARRAY_NUMBERS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
 
 

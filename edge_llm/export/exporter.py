@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from pathlib import Path
-
-import numpy as np
 
 from edge_llm.errors import ModelFormatError
 from edge_llm.export.architecture import ModelSpec, read_spec
 from edge_llm.export.gguf import GgufFile, read_gguf
 from edge_llm.export.gguf_tokenizer import export_tokenizer
-from edge_llm.export.gguf_types import BlockCodes
 from edge_llm.export.ring_graph import RingGraph
 from edge_llm.export.weights import (
-    BIT_EXACT,
     Constant,
     PackedMatrix,
+    SourceMatrix,
     WeightsWriter,
-    format_of,
     read_matrix,
     read_vector,
     rotate_halves,
@@ -99,7 +96,7 @@ def export_gguf(
 
 
 def _fidelity(error: float) -> str:
-    return BIT_EXACT if error == 0 else f"relative error {error:.2e}"
+    return "bit-exact" if error == 0 else f"relative error {error:.2e}"
 
 
 def _write_ring(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, progress: Progress | None) -> RingGraph:
@@ -155,19 +152,10 @@ def _qkv(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int) ->
     return _store_rows(weights, f"layers.{layer}.qkv", [q, k, v])
 
 
-def _store_rows(weights: WeightsWriter, name: str, parts: list[BlockCodes]) -> list[PackedMatrix]:
-    """Matrices over the same input as one with all their rows, or apart where their forms differ."""
-    forms = {format_of(part) for part in parts}
-    if len(forms) > 1:
-        return [weights.matrix(f"{name}.{i}", part) for i, part in enumerate(parts)]
-    minima = [part.m for part in parts if part.m is not None]
-    joined = BlockCodes(
-        codes=np.concatenate([part.codes for part in parts]),
-        d=np.concatenate([part.d for part in parts]),
-        m=np.concatenate(minima) if minima else None,
-        bits=parts[0].bits,
-    )
-    return [weights.matrix(name, joined)]
+def _store_rows(weights: WeightsWriter, name: str, parts: list[SourceMatrix]) -> list[PackedMatrix]:
+    """Matrices over the same input as one with all their rows; where forms differ, one for each run of equal ones."""
+    runs = [list(run) for _, run in groupby(parts, key=lambda part: part.form)]
+    return [weights.matrix(name if len(runs) == 1 else f"{name}.{i}", *run) for i, run in enumerate(runs)]
 
 
 def _head_norms(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int) -> list[Constant]:

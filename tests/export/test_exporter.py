@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from edge_llm.errors import EdgeLLMError, ModelFormatError, UnsupportedModelError
 from edge_llm.export.exporter import export_gguf
 from edge_llm.export.gguf import read_gguf
-from edge_llm.export.gguf_types import block_codes, dequantise
-from edge_llm.export.weights import rotate_halves
+from edge_llm.model.graph_check import check_graph
 from edge_llm.model.manifest import (
     GRAPH_NAME,
     MANIFEST_NAME,
@@ -21,7 +21,8 @@ from edge_llm.model.manifest import (
     WEIGHTS_NAME,
     ModelManifest,
 )
-from tools.tiny_model import write_tiny_gguf
+from tools.random_blocks import random_blocks
+from tools.tiny_model import write_gguf, write_tiny_gguf
 
 
 def export(tmp_path: Path, name: str = "out", **options: Any) -> tuple[Path, ModelManifest]:
@@ -37,6 +38,48 @@ def test_quantised_weights_are_kept_bit_for_bit(tmp_path: Path, kind: str) -> No
     assert set(manifest.source.fidelity) == {kind, "Q8_0"}
     assert set(manifest.source.fidelity.values()) == {"bit-exact"}
     assert sum(manifest.source.tensor_types.values()) == 2 * 7 + 1
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL"])
+def test_five_bits_are_kept_bit_for_bit_in_eight(tmp_path: Path, kind: str) -> None:
+    _, manifest = export(tmp_path, matrix_type=kind, head_type=kind)
+    assert manifest.source.fidelity == {kind: "bit-exact"}
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_say_what_the_rounding_of_their_scales_lost(tmp_path: Path, kind: str) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "head_dim": 64}
+    _, manifest = export(tmp_path, matrix_type=kind, head_type=kind, **sizes)
+    (text,) = manifest.source.fidelity.values()
+    assert text.startswith("relative error ")
+    assert 1e-5 < float(text.split()[-1]) < 1e-3
+
+
+def test_matrices_over_one_input_are_joined_as_far_as_their_forms_allow(tmp_path: Path) -> None:
+    """As a mixed file (Q4_K_M) has them: q and k in one type, v in another."""
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", matrix_type="Q8_0")
+    kinds = {"attn_q": "Q4_0", "attn_k": "Q4_1", "attn_v": "Q5_0", "ffn_gate": "Q5_1", "ffn_up": "Q8_0"}
+    random = np.random.Generator(np.random.PCG64(4))
+    with read_gguf(source) as gguf:
+        tensors = {}
+        for name, tensor in gguf.tensors.items():
+            kind = kinds.get(name.split(".")[-2], tensor.type)
+            data = gguf.tensor_bytes(tensor).tobytes()
+            if kind != tensor.type:
+                data = random_blocks(random, kind, *tensor.shape, 0.1)
+            tensors[name] = kind, tensor.shape, data
+        write_gguf(tmp_path / "mixed.gguf", gguf.metadata, tensors)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    manifest = export_gguf(tmp_path / "mixed.gguf", folder, name="mixed", source_sha256="0" * 64)
+    assert set(manifest.source.fidelity.values()) == {"bit-exact"}
+    graph = onnx.load(str(folder / GRAPH_NAME), load_external_data=False).graph
+    products = [node.name for node in graph.node if node.op_type == "BlockLinear" and "layers.0" in node.name]
+    assert products == [f"layers.0.{part}" for part in ("qkv.0", "qkv.1", "output", "gate_up.0", "gate_up.1", "down")]
+    sizes = {node.name: {a.name: a.i for a in node.attribute} for node in graph.node}
+    assert sizes["layers.0.qkv.0"]["outputs"] == 64 + 32
+    assert sizes["layers.0.qkv.1"]["outputs"] == 32
+    check_graph(folder, manifest)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
@@ -68,18 +111,6 @@ def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
     _, tied = export(tmp_path, "tied")
     _, untied = export(tmp_path, "untied", tied=False)
     assert tied.weight_bytes < untied.weight_bytes
-
-
-def test_rows_for_pairs_become_rows_for_halves(tmp_path: Path) -> None:
-    """Turning pairs of the stored rows is turning halves of the reordered ones."""
-    with read_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", matrix_type="Q8_0")) as gguf:
-        tensor = gguf.tensor("blk.0.attn_q.weight")
-        raw = gguf.tensor_bytes(tensor)
-        values = dequantise(raw, tensor.type, tensor.shape).reshape(4, 16, 64)
-        turned = rotate_halves(block_codes(raw, tensor.type, tensor.shape), 4, 8).values().reshape(4, 16, 64)
-    assert np.array_equal(turned[:, :4], values[:, 0:8:2])
-    assert np.array_equal(turned[:, 4:8], values[:, 1:8:2])
-    assert np.array_equal(turned[:, 8:], values[:, 8:])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -14,6 +14,7 @@ from gguf.quants import dequantize
 from edge_llm.export.gguf import read_gguf
 from edge_llm.export.gguf_tokenizer import export_tokenizer
 from edge_llm.export.gguf_types import dequantise
+from tools.random_blocks import random_blocks
 from tools.tiny_model import SMALLEST_VOCAB, encode, write_tiny_gguf
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny_logits.json"
@@ -42,6 +43,16 @@ def test_every_kind_is_read_alike_by_us_and_the_gguf_package(tmp_path: Path, mat
         for name, tensor in file.tensors.items():
             ours = dequantise(file.tensor_bytes(tensor), tensor.type, tensor.shape, name)
             assert np.array_equal(ours, dequantize(theirs[name].data, theirs[name].tensor_type))
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_types_without_an_encoder_are_random_with_the_spread_that_was_asked_for(kind: str) -> None:
+    random = np.random.Generator(np.random.PCG64(6))
+    raw = np.frombuffer(random_blocks(random, kind, 40, 512, 0.25), np.uint8)
+    values = dequantise(raw, kind, (40, 512), "w")
+    assert 0.24 < values.std() < 0.26
+    assert abs(values.mean()) < 0.02
+    assert len(np.unique(raw)) == 256
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "BF16"])
@@ -97,7 +108,7 @@ def test_impossible_sizes_are_refused(tmp_path: Path) -> None:
     for wrong in ({"vocab": SMALLEST_VOCAB - 1}, {"hidden": 48}, {"intermediate": 40}, {"head_dim": 12}):
         with pytest.raises(ValueError, match=r"vocab|blocks"):
             write_tiny_gguf(tmp_path / "tiny.gguf", **wrong)
-    with pytest.raises(ValueError, match="Q4_K"):
+    with pytest.raises(ValueError, match="blocks of 256"):
         write_tiny_gguf(tmp_path / "tiny.gguf", matrix_type="Q4_K")
 
 
