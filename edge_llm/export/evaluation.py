@@ -28,8 +28,9 @@ from edge_llm.model.stock_session import StockSession
 Progress = Callable[[str, int, int], None]
 
 _CHUNK_ROWS = 64
+"""rows of logits at a time: those of a whole window of a large vocabulary would take gigabytes"""
 _COMPARED_LOGITS = 1 << 22
-"""logits that are compared at a time, in float64: those of a whole window would take gigabytes"""
+"""of these at a time, in float64"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def _ring_logits(
 ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
     """(ids of a window, first row, logits of some rows from there on), window by window."""
     context = max(len(ids) for ids in windows)
-    rows = min(context, _CHUNK_ROWS, max(1, _COMPARED_LOGITS // manifest.dimensions.vocab))
+    rows = min(context, _CHUNK_ROWS)
     cache = KVCache(geometry, slots=1, context=context, kv_type=kv_type, max_chunk=rows)
     session = Session(
         folder, manifest, kernels=kernels, cache_descriptor=cache.descriptor_address, max_rows=rows, threads=threads
@@ -124,6 +125,12 @@ class _Totals:
 
     def add(self, targets: np.ndarray, logits: np.ndarray, reference: np.ndarray | None) -> None:
         """Count rows of logits, each with the id that follows."""
+        step = max(1, _COMPARED_LOGITS // logits.shape[1])
+        for first in range(0, len(targets), step):
+            rows = slice(first, first + step)
+            self._add_rows(targets[rows], logits[rows], None if reference is None else reference[rows])
+
+    def _add_rows(self, targets: np.ndarray, logits: np.ndarray, reference: np.ndarray | None) -> None:
         ours = _log_softmax(logits)
         self.tokens += len(targets)
         self.loss -= float(ours[np.arange(len(targets)), targets].sum())
