@@ -14,6 +14,7 @@ from edge_llm_cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from edge_llm.install.store import ModelStore
+    from edge_llm.model.manifest import SourceSpec
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of an installed model.")]
@@ -47,10 +48,20 @@ def import_(
 
 
 def _show_installed(folder: Path, as_json: bool) -> None:
+    from edge_llm.model.manifest import ModelManifest
+
+    source = ModelManifest.read(folder).source
     if as_json:
-        console.data({"name": folder.name, "folder": str(folder)})
-    else:
-        console.line(f"{folder.name} is installed in {folder}")
+        console.data({"name": folder.name, "folder": str(folder), "fidelity": dict(source.fidelity)})
+        return
+    console.line(f"{folder.name} is installed in {folder}")
+    if source.tensor_types:
+        console.line(f"weights: {_weights(source)}")
+
+
+def _weights(source: SourceSpec) -> str:
+    """How many matrices of each type there are, and how exactly they are kept."""
+    return ", ".join(f"{n} {kind} ({source.fidelity.get(kind, '?')})" for kind, n in source.tensor_types.items())
 
 
 @app.command("list")
@@ -63,11 +74,11 @@ def list_(as_json: JsonOption = False) -> None:
     installed = [summary(store, name) for name in store.names()]
     available = [catalog.get(name) for name in catalog.names() if not store.has(name)]
     if as_json:
-        others = [{"name": recipe.name, "download": recipe.source.wheel_size} for recipe in available]
+        others = [{"name": recipe.name, "download": recipe.source.download_size} for recipe in available]
         console.data({"installed": installed, "available": others})
         return
     rows = [(m["name"], console.megabytes(m["size"]), f"context {m['context']}", m["state"]) for m in installed]
-    rows += [(r.name, console.megabytes(r.source.wheel_size), f"context {r.context}", "to pull") for r in available]
+    rows += [(r.name, console.megabytes(r.source.download_size), f"context {r.context}", "to pull") for r in available]
     console.table(rows)
 
 
@@ -105,9 +116,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
         "context": f"{size.context} tokens",
         "layout": f"{manifest.layout}, keys and values {manifest.kv_type}",
         "source": f"{source.file}, sha256 {source.sha256}",
-        "weights": ", ".join(
-            f"{n} {kind} ({source.fidelity.get(kind, '?')})" for kind, n in source.tensor_types.items()
-        ),
+        "weights": _weights(source),
         "system": manifest.system_prompt or "",
         "sampling": ", ".join(f"{key} {value}" for key, value in manifest.sampling.items()),
         "quality": ", ".join(f"{key} {value}" for key, value in manifest.quality.items()),

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _LONG_STAGES = ("downloading", "importing", "compiling", "waiting", "evaluating")
+_LICENCE = "licence: "
 
 
 class ProgressDisplay:
     """Called as display(stage, done, total): on a terminal a bar that vanishes, else a line for each long stage.
 
-    Nothing is imported or shown until the first call.
+    A licence that must be told of is a line that stays, everywhere. Nothing is imported or shown until the first call.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,10 @@ class ProgressDisplay:
             self._bar = self._task = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage.startswith(_LICENCE):
+            self.__exit__()
+            console.note(stage)
+            return
         changed, self._stage = stage != self._stage, stage
         label = f"{stage} ({total / 1e6:.0f} MB)" if total >= 10**6 else stage
         if not console.is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":

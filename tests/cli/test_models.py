@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from edge_llm.install import catalog
 from edge_llm.install.store import ModelStore
 from tests.install.fakes import FOLDER_FILES, GGUF, FakeExporter, install_recipe, recipe_for, write_wheel
+from tools.tiny_model import write_tiny_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def test_from_pull_to_rm(invoke) -> None:
 
 def test_json_of_every_verb(invoke, gguf: Path) -> None:
     pulled = json.loads(invoke("pull", "tiny", "--json").stdout)
-    assert pulled == {"name": "tiny", "folder": str(ModelStore().path("tiny"))}
+    assert pulled == {"name": "tiny", "folder": str(ModelStore().path("tiny")), "fidelity": {}}
     assert json.loads(invoke("import", str(gguf), "--name", "mine", "--json").stdout)["name"] == "mine"
     listed = json.loads(invoke("models", "list", "--json").stdout)
     assert [model["name"] for model in listed["installed"]] == ["mine", "tiny"]
@@ -83,6 +85,18 @@ def test_a_file_is_imported_under_a_name_of_its_own(invoke, gguf: Path, exporter
     assert first.stdout.startswith("mine-")
     assert invoke("import", str(gguf)).stdout == first.stdout
     assert exporter.calls == 1
+
+
+def test_an_import_says_how_exactly_each_type_is_kept(invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "edge_llm.export.exporter")
+    sizes = {"hidden": 256, "intermediate": 256, "head_dim": 64}
+    path = write_tiny_gguf(tmp_path / "mixed.gguf", matrix_type="Q4_K", head_type="Q5_0", **sizes)
+    installed, weights = invoke("import", str(path), "--name", "mixed").stdout.splitlines()
+    assert installed.startswith("mixed is installed in ")
+    assert re.fullmatch(r"weights: 1 Q5_0 \(bit-exact\), 14 Q4_K \(relative error \d\.\d\de-0[45]\)", weights)
+    assert weights.removeprefix("weights: ") in invoke("models", "show", "mixed").stdout
+    fidelity = json.loads(invoke("import", str(path), "--name", "mixed", "--json").stdout)["fidelity"]
+    assert fidelity["Q5_0"] == "bit-exact"
 
 
 def test_damage_is_shown_and_exits_with_2(invoke) -> None:

