@@ -1,12 +1,17 @@
-"""Writes tests/golden/templates.json: what `transformers` makes of our test templates and conversations.
+"""Write tests/golden/templates.json and smollm2_prompts.json: what `transformers` makes of our test conversations.
 
-Run by hand after changing one of them, in an environment with transformers: python tools/make_template_goldens.py
+    python -m tools.make_template_goldens SmolLM2-135M-Instruct.Q4_1.gguf
+
+It needs the extra `parity`. The first file holds the prompts of our test templates; the second those of SmolLM2's own, with
+their ids, which `transformers` takes from the GGUF file.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -112,17 +117,44 @@ def render(template: str, conversation: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
-def main() -> None:
+def smollm2_prompts(path: Path) -> dict[str, dict[str, Any]]:
+    """Text and ids of each conversation; no ids where the text of a marker is said, which we keep from becoming one."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=str(path))
+    # transformers' GGUF reader takes every vocabulary for GPT-2's; SmolLM2's tokenizer.json cuts digits apart before that
+    core = tokenizer.backend_tokenizer
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), core.pre_tokenizer])
+    prompts: dict[str, dict[str, Any]] = {}
+    for title, conversation in CONVERSATIONS.items():
+        if not conversation["messages"]:
+            continue  # refused before the template is asked
+        options = {"add_generation_prompt": conversation.get("add_generation_prompt", True)}
+        prompts[title] = {"text": tokenizer.apply_chat_template(conversation["messages"], tokenize=False, **options)}
+        said = json.dumps(conversation["messages"])
+        if not any(token.content in said for token in tokenizer.added_tokens_decoder.values()):
+            prompts[title]["ids"] = tokenizer.apply_chat_template(conversation["messages"], **options)["input_ids"]
+    return prompts
+
+
+def main(smollm2: Path) -> None:
+    made_with = {package: version(package) for package in ("transformers", "tokenizers", "jinja2")}
     templates = {path.stem: path.read_text(encoding="utf-8") for path in sorted((GOLDEN / "templates").glob("*.jinja"))}
     expected = {
         name: {title: render(template, conversation) for title, conversation in CONVERSATIONS.items()}
         for name, template in templates.items()
     }
-    golden = {"tokens": TOKENS, "conversations": CONVERSATIONS, "expected": expected}
+    golden = {"made_with": made_with, "tokens": TOKENS, "conversations": CONVERSATIONS, "expected": expected}
     text = json.dumps(golden, ensure_ascii=False, indent=1)
     (GOLDEN / "templates.json").write_text(text + "\n", encoding="utf-8")
-    print(f"{sum(map(len, expected.values()))} prompts")
+    lines = ",\n".join(
+        f"{json.dumps(title)}: {json.dumps(prompt)}" for title, prompt in smollm2_prompts(smollm2).items()
+    )
+    text = f'{{"made_with": {json.dumps(made_with)}, "model": "{smollm2.name}", "prompts": {{\n{lines}\n}}}}\n'
+    (GOLDEN / "smollm2_prompts.json").write_text(text, encoding="utf-8")
+    print(f"{sum(map(len, expected.values()))} prompts of {len(expected)} templates")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).resolve())

@@ -1,11 +1,11 @@
-"""Write tests/golden/smollm2_tokens.json and pre_tokenizers.json: what llama.cpp makes of many texts.
+"""Write tests/golden/smollm2_tokens.json, gemma3_tokens.json and pre_tokenizers.json: what llama.cpp makes of many texts.
 
 Needs llama-cpp-python, which nothing else here does; run it from the repository with a Python that has it:
 
-    python -m tools.make_tokenizer_goldens SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m tools.make_tokenizer_goldens SmolLM2-135M-Instruct.Q4_1.gguf gemma-3-270m-q4_k_m.gguf
 
-The first file holds the ids of SmolLM2, with control tokens read as text ("plain") and as control tokens ("special",
-only where it differs). The second holds ids under each pre-tokenizer, of a vocabulary whose merges were learned with no
+The first files hold the ids of SmolLM2 and Gemma 3, with control tokens read as text ("plain") and as control tokens
+("special", only where it differs). The last holds ids under each pre-tokenizer, of a vocabulary whose merges were learned with no
 cuts at all, so that every cut shows in the ids.
 """
 
@@ -90,10 +90,21 @@ _MESSAGES = [
     "<|im_start|>user\nWhat is 12 * 12?<|im_end|>\n<|im_start|>assistant\n",
 ]
 
+_SENTENCEPIECE = [
+    "▁", "a▁b", "▁▁", " ▁ ", "a ▁b", "<0x41>", "<0x0A>é<0xFF>", "x> </b> y></b>>▁</", "<b>bold</b><i>", "</ b>", "<B>",
+    "<table><tr><td>1</td></tr></table>", "<h1>T</h1>\n\n<ul>\n<li>a</li>\n</ul>", "<div><span>x</span></div><p>y</p>",
+    "</s><s>", "<code>a  b</code>", *(character * count for character in " \n\t" for count in (2, 3, 30, 31, 32, 63, 100)),
+    "a" + " " * 40 + "b" + "\n" * 40 + "c" + "\t" * 40, " \n  \t\t \n", "aaaaaaaaaaaaaaaaaaaaaaaaa", "ababababababa",
+    "hahahahahahaha", "-" * 77, "=" * 10, "..........", "0000000000", "日本語日本語", "\u2581\u2581x \u2581",
+    "<bos>", "<eos>a<pad>", "<unused0><unused6241>", "<start_of_turn>user\nHi  there<end_of_turn>\n<start_of_turn>model\n",
+    "text<end_of_turn>text", " <end_of_turn> ", "<end_of_turn", "<mask>", "<unk>",
+]  # fmt: skip
+"""what is peculiar to SentencePiece, and Gemma's control tokens"""
 
-def texts() -> list[str]:
+
+def texts(*more: str) -> list[str]:
     """Hand-written texts, and seeded mixtures of their pieces."""
-    written = [*_PROSE, *_DIGITS, *_SPACES, *_CODE, *_UNICODE, *_SPECIAL, *_MESSAGES]
+    written = [*_PROSE, *_DIGITS, *_SPACES, *_CODE, *_UNICODE, *_SPECIAL, *_MESSAGES, *more]
     random = np.random.Generator(np.random.PCG64(7))
     pieces = [text[a : a + 12] for text in written for a in range(0, len(text), 12)]
     mixed = ["".join(pieces[i] for i in random.integers(0, len(pieces), 5)) for _ in range(45)]
@@ -133,33 +144,44 @@ def pre_tokenizer_metadata(pre: str, merges: list[str]) -> dict[str, Any]:
     }
 
 
-def main(model: str) -> None:
+def main(smollm2: str, gemma3: str) -> None:
+    made_with = {"llama-cpp-python": version("llama-cpp-python")}
+    _write_model(GOLDEN / "smollm2_tokens.json", made_with, smollm2, texts())
+    _write_model(GOLDEN / "gemma3_tokens.json", made_with, gemma3, texts(*_SENTENCEPIECE))
+    _write_pre_tokenizers(GOLDEN / "pre_tokenizers.json", made_with)
+
+
+def ids(llama: Any, text: str, special: bool) -> list[int]:
+    return [int(i) for i in llama.tokenize(text.encode(), add_bos=False, special=special)]
+
+
+def _write_model(path: Path, made_with: dict[str, str], model: str, samples: list[str]) -> None:
     from llama_cpp import Llama
 
-    def ids(llama: Any, text: str, special: bool) -> list[int]:
-        return [int(i) for i in llama.tokenize(text.encode(), add_bos=False, special=special)]
-
-    made_with = {"llama-cpp-python": version("llama-cpp-python")}
     llama = Llama(model, vocab_only=True, verbose=False)
     rows: list[Any] = []
-    for text in texts():
+    for text in samples:
         row: dict[str, Any] = {"text": text, "plain": ids(llama, text, special=False)}
         special = ids(llama, text, special=True)
         rows.append(row | ({"special": special} if special != row["plain"] else {}))
-    _write(GOLDEN / "smollm2_tokens.json", {"made_with": made_with, "model": Path(model).name}, rows)
+    _write(path, {"made_with": made_with, "model": Path(model).name}, rows)
+
+
+def _write_pre_tokenizers(path: Path, made_with: dict[str, str]) -> None:
+    from llama_cpp import Llama
 
     samples = [text for text in texts() if text not in _SPECIAL and "<|" not in text]
     merges = [" ".join(pair) for pair in learn_merges(samples, MERGES)]
     llamas = {}
     with tempfile.TemporaryDirectory() as folder:
         for pre in PRE_TOKENIZERS:
-            path = Path(folder) / f"{pre}.gguf"
-            write_gguf(path, pre_tokenizer_metadata(pre, merges), {})
-            llamas[pre] = Llama(str(path), vocab_only=True, verbose=False)
+            file = Path(folder) / f"{pre}.gguf"
+            write_gguf(file, pre_tokenizer_metadata(pre, merges), {})
+            llamas[pre] = Llama(str(file), vocab_only=True, verbose=False)
     rows = [
         {"text": text} | {pre: ids(llama, text, special=False) for pre, llama in llamas.items()} for text in samples
     ]
-    _write(GOLDEN / "pre_tokenizers.json", {"made_with": made_with, "merges": merges}, rows)
+    _write(path, {"made_with": made_with, "merges": merges}, rows)
 
 
 def _write(path: Path, head: dict[str, Any], rows: list[Any]) -> None:
@@ -169,4 +191,4 @@ def _write(path: Path, head: dict[str, Any], rows: list[Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -59,15 +59,18 @@ def write_tiny_gguf(
     head_type: str = "Q8_0",
     tied: bool = True,
     rope_base: float = 10000.0,
+    rope_factors: Floats | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
+    architecture: str = "llama",
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a llama model of random weights to `path` and give the path back.
+    """Write a model of random weights to `path` and give the path back; `tools.tiny_gemma` makes a gemma3 with it.
 
     The token embedding has `head_type` and is the output matrix too if `tied`, else output.weight has that type as
     well; the other matrices have `matrix_type`: any type that can be run. `hidden`, `intermediate` and heads * head_dim
-    must be multiples of 32 (256 for the K types), `vocab` at least `SMALLEST_VOCAB`. `metadata` replaces keys of the file;
-    None takes one out. Weights are scaled so that layers and logits have a spread of about 1 and 2.
+    must be multiples of 32 (256 for the K types), `vocab` at least `SMALLEST_VOCAB`. `rope_factors` [head_dim / 2] divide
+    the frequencies of rope (rope_freqs.weight). `metadata` replaces keys of the file; None takes one out. Weights are
+    scaled so that layers and logits have a spread of about 1 and 2.
     """
     random = np.random.Generator(np.random.PCG64(seed))
 
@@ -79,9 +82,9 @@ def write_tiny_gguf(
         values = random.standard_normal((rows, columns), np.float32) * np.float32(gain * columns**-0.5)
         return kind, (rows, columns), encode(values, kind)
 
-    def norm() -> Tensor:
-        values = np.float32(1) + random.standard_normal(hidden, np.float32) / np.float32(10)
-        return "F32", (hidden,), encode(values, "F32")
+    def norm(width: int = hidden) -> Tensor:
+        values = np.float32(1) + random.standard_normal(width, np.float32) / np.float32(10)
+        return "F32", (width,), encode(values, "F32")
 
     tensors = {"token_embd.weight": matrix(vocab, hidden, head_type)}
     for layer in range(layers):
@@ -97,24 +100,29 @@ def write_tiny_gguf(
             f"{block}ffn_up.weight": matrix(intermediate, hidden),
             f"{block}ffn_down.weight": matrix(hidden, intermediate, gain=1),
         }
+        if architecture == "gemma3":
+            tensors |= {f"{block}{name}.weight": norm(head_dim) for name in ("attn_q_norm", "attn_k_norm")}
+            tensors |= {f"{block}{name}.weight": norm() for name in ("post_attention_norm", "post_ffw_norm")}
     tensors["output_norm.weight"] = norm()
     if not tied:
         tensors["output.weight"] = matrix(vocab, hidden, head_type)
+    if rope_factors is not None:
+        tensors["rope_freqs.weight"] = "F32", rope_factors.shape, encode(rope_factors, "F32")
     values: dict[str, Any] = {
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "general.name": "tiny",
-        "llama.block_count": layers,
-        "llama.context_length": context,
-        "llama.embedding_length": hidden,
-        "llama.feed_forward_length": intermediate,
-        "llama.attention.head_count": heads,
-        "llama.attention.head_count_kv": kv_heads,
-        "llama.attention.key_length": head_dim,
-        "llama.attention.value_length": head_dim,
-        "llama.rope.freq_base": rope_base,
-        "llama.rope.dimension_count": head_dim,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.vocab_size": vocab,
+        f"{architecture}.block_count": layers,
+        f"{architecture}.context_length": context,
+        f"{architecture}.embedding_length": hidden,
+        f"{architecture}.feed_forward_length": intermediate,
+        f"{architecture}.attention.head_count": heads,
+        f"{architecture}.attention.head_count_kv": kv_heads,
+        f"{architecture}.attention.key_length": head_dim,
+        f"{architecture}.attention.value_length": head_dim,
+        f"{architecture}.rope.freq_base": rope_base,
+        f"{architecture}.rope.dimension_count": head_dim,
+        f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.vocab_size": vocab,
         **tokenizer_metadata(vocab),
         "tokenizer.chat_template": chat_template,
         **(metadata or {}),

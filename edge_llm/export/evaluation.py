@@ -1,7 +1,8 @@
 """Quality of an exported model on a text: perplexity, and how far its distributions are from the fp32 reference's.
 
-The text is cut into windows of `window` tokens, each read from an empty context; in each, every token but the first is
-predicted from those before it. The same ids are fed to both models (teacher forcing).
+The text is cut into windows of `window` tokens, each read from an empty context, after the first token (BOS) of models
+that want one; in each, every token but the first is predicted from those before it. The same ids are fed to both models
+(teacher forcing).
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from edge_llm.model.stock_session import StockSession
 
 Progress = Callable[[str, int, int], None]
 
-_CHUNK = 64
-"""rows compared at a time: float64 copies of a whole window's logits would take half a gigabyte"""
+_CHUNK_ROWS = 64
+"""rows of logits at a time: those of a whole window of a large vocabulary would take gigabytes"""
+_COMPARED_LOGITS = 1 << 22
+"""of these at a time, in float64"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,9 @@ def evaluate(
         raise ParameterError(
             f"window must be between 2 and the model's context of {manifest.dimensions.context}, not {window}"
         )
-    windows = [np.asarray(token_ids[i : i + window], np.int64) for i in range(0, len(token_ids), window)]
+    bos = [manifest.tokens.bos] if manifest.tokens.add_bos else []
+    taken = window - len(bos)
+    windows = [np.array([*bos, *token_ids[i : i + taken]], np.int64) for i in range(0, len(token_ids), taken)]
     windows = [ids for ids in windows if len(ids) >= 2]
     if not windows:
         raise ParameterError("the text has fewer than two tokens", hint="give a longer text")
@@ -71,13 +76,17 @@ def evaluate(
         stock = (
             StockSession(write_reference(folder, Path(scratch), window=window), threads=threads) if reference else None
         )
-        totals = _Totals()
-        for done, (ids, logits) in enumerate(
-            _ring_logits(folder, manifest, windows, kernels, geometry, kv_type, threads)
-        ):
-            totals.add(ids, logits, stock.logits(ids) if stock else None)
-            if progress:
-                progress("windows", done + 1, len(windows))
+        totals, done = _Totals(), 0
+        for ids, first, logits in _ring_logits(folder, manifest, windows, kernels, geometry, kv_type, threads):
+            if first == 0:
+                hidden = stock.hidden_states(ids) if stock else None
+                done += 1
+                if progress:
+                    progress("windows", done, len(windows))
+            targets = ids[first + 1 : first + 1 + len(logits)]
+            rows = slice(first, first + len(targets))
+            theirs = None if stock is None or hidden is None else stock.head(hidden[rows])
+            totals.add(targets, logits[: len(targets)], theirs)
     return totals.result(window, reference)
 
 
@@ -89,17 +98,23 @@ def _ring_logits(
     geometry: CacheGeometry,
     kv_type: KvType,
     threads: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rows = max(len(ids) for ids in windows)
-    cache = KVCache(geometry, slots=1, context=rows, kv_type=kv_type, max_chunk=rows)
+) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """(ids of a window, first row, logits of some rows from there on), window by window."""
+    context = max(len(ids) for ids in windows)
+    rows = min(context, _CHUNK_ROWS)
+    cache = KVCache(geometry, slots=1, context=context, kv_type=kv_type, max_chunk=rows)
     session = Session(
         folder, manifest, kernels=kernels, cache_descriptor=cache.descriptor_address, max_rows=rows, threads=threads
     )
     with session:
-        slot = cache.acquire()
-        assert slot is not None
         for ids in windows:
-            yield ids, session.forward(Step((Segment(slot, 0, ids.tolist(), logit_rows=len(ids)),)))
+            slot = cache.acquire()
+            assert slot is not None
+            for first in range(0, len(ids), rows):
+                chunk = ids[first : first + rows].tolist()
+                yield ids, first, session.forward(Step((Segment(slot, first, chunk, logit_rows=len(chunk)),)))
+                cache.commit(slot, len(chunk))
+            cache.release(slot)
     cache.close()
 
 
@@ -108,10 +123,12 @@ class _Totals:
         self.tokens = self.agreements = 0
         self.loss = self.reference_loss = self.kl = 0.0
 
-    def add(self, ids: np.ndarray, logits: np.ndarray, reference: np.ndarray | None) -> None:
-        for first in range(0, len(ids) - 1, _CHUNK):
-            rows = slice(first, min(first + _CHUNK, len(ids) - 1))
-            self._add_rows(ids[1:][rows], logits[rows], None if reference is None else reference[rows])
+    def add(self, targets: np.ndarray, logits: np.ndarray, reference: np.ndarray | None) -> None:
+        """Count rows of logits, each with the id that follows."""
+        step = max(1, _COMPARED_LOGITS // logits.shape[1])
+        for first in range(0, len(targets), step):
+            rows = slice(first, first + step)
+            self._add_rows(targets[rows], logits[rows], None if reference is None else reference[rows])
 
     def _add_rows(self, targets: np.ndarray, logits: np.ndarray, reference: np.ndarray | None) -> None:
         ours = _log_softmax(logits)

@@ -113,21 +113,27 @@ def _write_ring(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, progres
         "head", read_matrix(gguf, "token_embd.weight" if spec.tied_head else "output.weight", weights)
     )
     embedding = head if spec.tied_head else weights.matrix("embedding", read_matrix(gguf, "token_embd.weight", weights))
-    hidden = graph.embedding("input_ids", embedding, "embedded")
+    scale = float(spec.dimensions.hidden) ** 0.5 if spec.architecture.scaled_embedding else 1.0
+    hidden = graph.embedding("input_ids", embedding, "embedded", scale)
     normed = graph.norm(hidden, _norm(gguf, weights, "blk.0.attn_norm"), "layers.0.attention_norm")
     for layer in range(len(spec.layers)):
         report(layer + 1)
         source, name = f"blk.{layer}", f"layers.{layer}"
         qkv = graph.fused_linear(normed, _qkv(gguf, spec, weights, layer), f"{name}.qkv")
-        attended = graph.attention(qkv, layer, f"{name}.attention")
+        attended = graph.attention(qkv, layer, _head_norms(gguf, spec, weights, layer), f"{name}.attention")
         output = weights.matrix(f"{name}.output", read_matrix(gguf, f"{source}.attn_output.weight", weights))
         delta = graph.linear(attended, output, f"{name}.output")
+        if spec.architecture.post_norms:
+            gamma = _norm(gguf, weights, f"{source}.post_attention_norm")
+            delta = graph.norm(delta, gamma, f"{name}.attention_post_norm")
         normed, hidden = graph.add_norm(hidden, delta, _norm(gguf, weights, f"{source}.ffn_norm"), f"{name}.mlp_norm")
         gate_up = [read_matrix(gguf, f"{source}.ffn_{part}.weight", weights) for part in ("gate", "up")]
         stored = _store_rows(weights, f"{name}.gate_up", gate_up)
         activated = graph.activation(graph.fused_linear(normed, stored, f"{name}.gate_up"), f"{name}.activation")
         down = weights.matrix(f"{name}.down", read_matrix(gguf, f"{source}.ffn_down.weight", weights))
         delta = graph.linear(activated, down, f"{name}.down")
+        if spec.architecture.post_norms:
+            delta = graph.norm(delta, _norm(gguf, weights, f"{source}.post_ffw_norm"), f"{name}.mlp_post_norm")
         last = layer + 1 == len(spec.layers)
         gamma = _norm(gguf, weights, "output_norm" if last else f"blk.{layer + 1}.attn_norm")
         normed, hidden = graph.add_norm(
@@ -150,6 +156,11 @@ def _store_rows(weights: WeightsWriter, name: str, parts: list[SourceMatrix]) ->
     """Matrices over the same input as one with all their rows; where forms differ, one for each run of equal ones."""
     runs = [list(run) for _, run in groupby(parts, key=lambda part: part.form)]
     return [weights.matrix(name if len(runs) == 1 else f"{name}.{i}", *run) for i, run in enumerate(runs)]
+
+
+def _head_norms(gguf: GgufFile, spec: ModelSpec, weights: WeightsWriter, layer: int) -> list[Constant]:
+    parts = "qk" if spec.architecture.head_norms else ""
+    return [_norm(gguf, weights, f"blk.{layer}.attn_{part}_norm") for part in parts]
 
 
 def _norm(gguf: GgufFile, weights: WeightsWriter, name: str) -> Constant:

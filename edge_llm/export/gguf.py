@@ -170,6 +170,13 @@ class GgufFile:
             raise ModelFormatError(f"{quoted(key)} must be an array of whole numbers, not {_brief(value)}")
         return value
 
+    def reals(self, key: str) -> NDArray[Any]:
+        """The array of floating point numbers under `key`. Raises `ModelFormatError` if it is not, or missing."""
+        value = self._value(key, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            raise ModelFormatError(f"{quoted(key)} must be an array of numbers, not {_brief(value)}")
+        return value
+
     def _value(self, key: str, default: GgufValue | None) -> GgufValue:
         value = self.metadata.get(key, default)
         if value is None:

@@ -6,128 +6,98 @@ cache, and runs on ONNX Runtime's CPU provider as any exported model would.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from edge_llm.errors import ModelFormatError
-from edge_llm.kernels.block_format import BlockFormat, unpack
+from edge_llm.export.graph_rewriter import GraphRewriter, Rewrite
 from edge_llm.kernels.layout import UNBOUNDED, Activation
-from edge_llm.model.custom_ops import DOMAIN
-from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.rope import rope_rows
+from edge_llm.model.stock_session import BODY_NAME, HEAD_NAME
 
 _OPSET = 21
 _MASKED = -1e30
+_WEIGHTS = "reference.bin"
+_ALIGNMENT = 4096  # of a memory map
 
 
 def write_reference(folder: Path, target: Path, *, window: int) -> Path:
-    """Write reference.onnx (and its weights) for windows of up to `window` tokens into the folder `target`; gives its path.
+    """Write the graphs that a StockSession runs into the folder `target`, which it gives back, with their weights.
 
-    The graph maps input_ids int64 [rows] to logits float32 [rows, vocab]; rows start at position 0.
+    The first maps input_ids int64 [rows], at positions 0, 1, ... to hidden float32 [rows, hidden], for up to `window` rows;
+    the second, the output matrix, maps such rows to logits float32 [rows, vocab], as many at a time as one has room for.
     """
-    import onnx
-
-    manifest = ModelManifest.read(folder)
-    source = onnx.load(str(folder / GRAPH_NAME), load_external_data=False)
-    rewriter = _Rewriter(manifest, source.graph, np.memmap(folder / WEIGHTS_NAME, np.uint8, "r"), window)
-    path = target / "reference.onnx"
-    onnx.save(rewriter.model(), str(path), save_as_external_data=True, location="reference.bin", size_threshold=1024)
-    return path
+    with (target / _WEIGHTS).open("wb") as weights:
+        body, head = _Reference(folder, window, weights).models()
+    for name, model in ((BODY_NAME, body), (HEAD_NAME, head)):
+        (target / name).write_bytes(model.SerializeToString())
+    return target
 
 
-class _Rewriter:
-    def __init__(self, manifest: ModelManifest, graph: Any, weights: np.ndarray, window: int) -> None:
-        self._manifest, self._graph, self._weights, self._window = manifest, graph, weights, window
-        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
-        self._nodes: list[Any] = []
-        self._initializers: dict[str, Any] = {}
-        self._count = 0
+class _Reference(GraphRewriter):
+    def __init__(self, folder: Path, window: int, weights: BinaryIO) -> None:
+        super().__init__(folder)
+        self._window, self._file = window, weights
+        self._head_starts, self._hidden, self._wanted = 0, "", ""
 
-    def model(self) -> Any:
+    def models(self) -> tuple[Any, Any]:
+        """Two ModelProtos: all up to the hidden rows, and the output matrix."""
         from onnx import TensorProto, helper
 
-        rewrite = {
-            "BlockEmbedding": self._embedding,
-            "BlockLinear": self._linear,
+        self._rows_of_window = self._op("Shape", ["input_ids"])
+        self.rewrite()
+        info, size = helper.make_tensor_value_info, self._manifest.dimensions
+        ids = info("input_ids", TensorProto.INT64, ["rows"])
+        hidden, wanted = (info(name, TensorProto.FLOAT, ["rows", size.hidden]) for name in (self._hidden, self._wanted))
+        logits = info("logits", TensorProto.FLOAT, ["rows", size.vocab])
+        return (
+            self._model(self.nodes[: self._head_starts], ids, hidden),
+            self._model(self.nodes[self._head_starts :], wanted, logits),
+        )
+
+    def _model(self, nodes: list[Any], source: Any, result: Any) -> Any:
+        from onnx import helper
+
+        used = dict.fromkeys(name for node in nodes for name in node.input if name in self.initializers)
+        graph = helper.make_graph(nodes, "reference", [source], [result], [self.initializers[name] for name in used])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
+
+    def rewrites(self) -> Mapping[str, Rewrite]:
+        return {
+            **super().rewrites(),
             "RmsNorm": self._rms_norm,
             "AddRmsNorm": self._add_rms_norm,
             "GatedActivation": self._activation,
             "RingAttention": self._attention,
+            "Gather": self._cut,
         }
-        self._rows = self._op("Shape", ["input_ids"])
-        for node in self._graph.node:
-            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            if node.domain == DOMAIN:
-                rewrite[node.op_type](node, attributes)
-            elif node.op_type == "Gather":  # of the wanted rows: all are wanted here
-                self._op("Identity", [node.input[0]], out=node.output[0])
-            elif node.op_type == "Concat":
-                self._op("Concat", list(node.input), out=node.output[0], axis=1)
-            else:
-                raise ModelFormatError(f"the graph holds {node.op_type}, which has no reference form")
-        vocab = self._manifest.dimensions.vocab
-        graph = helper.make_graph(
-            self._nodes,
-            "reference",
-            [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows"])],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", vocab])],
-            list(self._initializers.values()),
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
 
-    # --- building blocks ---
+    def keep(self, node: Any, attributes: dict[str, Any]) -> None:
+        if node.domain or node.op_type != "Concat":
+            raise ModelFormatError(f"the graph holds {node.op_type}, which has no reference form")
+        super().keep(node, attributes)
 
-    def _op(self, op_type: str, inputs: list[str], out: str | None = None, **attributes: Any) -> str:
-        from onnx import helper
+    def _cut(self, node: Any, attributes: dict[str, Any]) -> None:
+        """Where the ring graph takes the wanted rows, one graph ends and the other begins."""
+        self._head_starts = len(self.nodes)
+        self._hidden, self._wanted = node.input[0], node.output[0]
 
-        self._count += 1
-        out = out or f"_{self._count}"
-        self._nodes.append(helper.make_node(op_type, inputs, [out], **attributes))
-        return out
+    def _add_matrix(self, name: str, shape: tuple[int, int], parts: Iterable[np.ndarray]) -> None:
+        """Straight to the file: ONNX Runtime maps it, and the two graphs share what they both use."""
+        from onnx import TensorProto
 
-    def _const(self, values: Any, dtype: Any = np.float32) -> str:
-        self._count += 1
-        return self._initializer(f"_{self._count}", np.asarray(values, dtype))
-
-    def _initializer(self, name: str, values: np.ndarray) -> str:
-        from onnx import numpy_helper
-
-        if name not in self._initializers:
-            self._initializers[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
-        return name
-
-    def _stored(self, name: str) -> np.ndarray:
-        """The bytes of an initialiser of the ring graph, as its own type and shape."""
-        from onnx import helper
-
-        tensor = self._tensors[name]
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        start, size = int(where["offset"]), int(where["length"])
-        values = self._weights[start : start + size].view(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        return np.asarray(values).reshape(tuple(tensor.dims))
-
-    def _matrix(self, node: Any, attributes: dict[str, Any]) -> np.ndarray:
-        form = BlockFormat(bits=attributes["bits"], block=attributes["block"], minimum=bool(attributes["minimum"]))
-        codes, scales = (self._stored(name) for name in node.input[1:3])
-        return unpack(codes, scales, form, attributes["outputs"], attributes["inputs"])
-
-    # --- the ops ---
-
-    def _embedding(self, node: Any, attributes: dict[str, Any]) -> None:
-        table = self._initializer(
-            f"{node.input[1]}.rows", self._matrix(node, attributes) * np.float32(attributes["scale"])
-        )
-        self._op("Gather", [table, node.input[0]], out=node.output[0], axis=0)
-
-    def _linear(self, node: Any, attributes: dict[str, Any]) -> None:
-        weights = self._initializer(f"{node.input[1]}.columns", self._matrix(node, attributes).T)
-        if len(node.input) <= 3:
-            self._op("MatMul", [node.input[0], weights], out=node.output[0])
-            return
-        bias = self._initializer(node.input[3], self._stored(node.input[3]))
-        self._op("Add", [self._op("MatMul", [node.input[0], weights]), bias], out=node.output[0])
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+        tensor = TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT)
+        tensor.data_location = TensorProto.EXTERNAL
+        place = {"location": _WEIGHTS, "offset": self._file.tell(), "length": 4 * shape[0] * shape[1]}
+        for part in parts:
+            self._file.write(part.data)
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+        self.initializers[name] = tensor
 
     def _norm(self, x: str, gamma: str, attributes: dict[str, Any], out: str | None = None) -> str:
         """x / sqrt(mean(x^2) + eps) * gamma (RMSNorm, arXiv:1910.07467) over groups of the last axis."""
@@ -210,7 +180,7 @@ class _Rewriter:
 
     def _slice_rows(self, table: str) -> str:
         """The first `rows` rows of a table of the whole window."""
-        return self._op("Slice", [table, self._const([0], np.int64), self._rows, self._const([0], np.int64)])
+        return self._op("Slice", [table, self._const([0], np.int64), self._rows_of_window, self._const([0], np.int64)])
 
     def _mask(self, window: int) -> str:
         i = np.arange(self._window)
@@ -218,5 +188,5 @@ class _Rewriter:
         if window < UNBOUNDED:
             visible &= i[None, :] > i[:, None] - window
         name = self._initializer(f"mask.{window}", np.where(visible, 0, _MASKED).astype(np.float32))
-        both = self._op("Concat", [self._rows, self._rows], axis=0)
+        both = self._op("Concat", [self._rows_of_window, self._rows_of_window], axis=0)
         return self._op("Slice", [name, self._const([0, 0], np.int64), both, self._const([0, 1], np.int64)])

@@ -76,7 +76,8 @@ class RingGraph:
         width = self.spec.dimensions.hidden
         return self.op("RmsNorm", [x, gamma.name], [out], eps=self.spec.norm_eps, width=width, group=width)
 
-    def attention(self, qkv: str, layer: int, out: str) -> str:
+    def attention(self, qkv: str, layer: int, norms: Sequence[Constant], out: str) -> str:
+        """`norms` are those of q and of k, where the architecture has them."""
         size, spec = self.spec.dimensions, self.spec.layers[layer]
         attributes = {
             "layer": layer,
@@ -89,7 +90,10 @@ class RingGraph:
             "window": spec.window or UNBOUNDED,
             "scale": float(size.head_dim) ** -0.5,
         }
-        return self.op("RingAttention", [qkv, "segments", "rope", "kv"], [out], **attributes)
+        if norms:
+            attributes["eps"] = self.spec.norm_eps
+        inputs = [qkv, "segments", "rope", "kv", *(gamma.name for gamma in norms)]
+        return self.op("RingAttention", inputs, [out], **attributes)
 
     def activation(self, gate_up: str, out: str) -> str:
         kind = int(self.spec.architecture.activation)

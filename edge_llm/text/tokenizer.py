@@ -1,8 +1,9 @@
 """Text to token ids and back. Only what a template wrote can become a control token; what anybody said cannot.
 
-There is one encoder, and it knows no added tokens. Those of a prompt's scaffold are found first, in the text whose
-origin is the template; all text between them, scaffold and content together, goes through the encoder as one piece, so
-that ids are those of `transformers` for any content that does not hold the text of an added token.
+There is one encoder, and it knows no added tokens but those that are text themselves (`AddedToken.is_content`). The
+others are found first, in the text whose origin is the template; all text between them, scaffold and content together,
+goes through the encoder as one piece, so that ids are those of `transformers` for any content that does not hold the
+text of a token that steers.
 """
 
 from __future__ import annotations
@@ -18,31 +19,15 @@ from typing import Any
 
 from edge_llm.errors import ModelFormatError, ParameterError, quoted
 from edge_llm.messages import Message
+from edge_llm.text.added_tokens import MAX_ID, AddedToken, TextFinder, added_tokens
 from edge_llm.text.detokenizer import Detokenizer
 from edge_llm.text.prompt import FIRST_REPLAY, SCAFFOLD, RenderedPrompt
-from edge_llm.text.tokenizer_parts import build_core, bytes_of_tokens, vocabulary
+from edge_llm.text.tokenizer_parts import build_encoder, bytes_of_tokens, vocabulary
 
 MAX_FILE_BYTES = 64 << 20
 MAX_TEXT_CHARACTERS = 8 << 20
-MAX_ID = 1 << 22
-MAX_ADDED = 16_384
-MAX_ADDED_CHARACTERS = 1 << 18
-"""of all added tokens together: each place of a scaffold is compared with all of them; some vocabularies have thousands"""
-MAX_ADDED_TEXT = 256
 
 _WORD = re.compile(r"\w")
-
-
-@dataclass(frozen=True, slots=True)
-class AddedToken:
-    """A token found by its text before anything else. `lstrip` and `rstrip` take white space beside it along."""
-
-    id: int
-    text: str
-    special: bool
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +46,9 @@ class Tokenizer:
         self.digest = hashlib.blake2b(data, digest_size=32).hexdigest()
         """BLAKE2b-256 of the file, in hex"""
         document = _parse(data)
-        self._added = {token.text: token for token in _added_tokens(document)}
-        ids = {token.id: token.text for token in self._added.values()}
+        added = added_tokens(document)
+        self._added = {token.text: token for token in added if not token.is_content}
+        ids = {token.id: token.text for token in added}
         vocab = vocabulary(document)
         texts = {i: text for text, i in vocab.items()}
         if not texts or min(texts) < 0 or max((*texts, *ids)) > MAX_ID or len(texts) < len(vocab):
@@ -71,15 +57,19 @@ class Tokenizer:
         """one more than the highest id"""
         self.added_tokens: Mapping[str, int] = MappingProxyType({text: t.id for text, t in self._added.items()})
         """ids by text of the tokens that are control, markers included that are not `special`"""
-        self.special_ids = frozenset(token.id for token in self._added.values() if token.special)
+        self.special_ids = frozenset(token.id for token in added if token.special)
         """ids that are never shown"""
-        self._control_ids = frozenset(ids)
+        self._control_ids = frozenset(token.id for token in self._added.values())
         self._texts = texts
         self._known_bytes = {i: text.encode("utf-8", "replace") for i, text in ids.items()}
         self._bytes_of_text = bytes_of_tokens(document)
-        longest_first = sorted(self._added, key=len, reverse=True)
-        self._added_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._core = build_core(document, {texts[i] for i in self._control_ids & texts.keys()})
+        self._finder = TextFinder(self._added)
+        self._encode = build_encoder(
+            document,
+            vocab,
+            gone={texts[i] for i in self._control_ids & texts.keys()},
+            whole={token.text: token.id for token in added if token.is_content},
+        )
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
@@ -110,8 +100,10 @@ class Tokenizer:
 
     # -- text to ids
 
-    def encode_content(self, text: str) -> list[int]:
-        """Ids of what somebody said: never an added token. (Bytes for which the model has no token are left out.)
+    def encode_content(self, text: str, *, begins: bool = True) -> list[int]:
+        """Ids of what somebody said: never a control token. (Bytes for which the model has no token are left out.)
+
+        `begins` is False where the text goes on from other text: some tokenizers put a space before a beginning.
 
         Raises `ParameterError` for a text that is too long.
         """
@@ -121,8 +113,7 @@ class Tokenizer:
             raise ParameterError(f"a text may have {MAX_TEXT_CHARACTERS} characters, not {len(text)}")
         if not text.isascii():  # halves of a surrogate pair are joined, lone ones become U+FFFD
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._encode(text, begins=begins)
 
     def encode_scaffold(self, text: str) -> list[int]:
         """Ids of what we wrote ourselves: added tokens are recognised."""
@@ -142,22 +133,24 @@ class Tokenizer:
         ids: list[int] = []
         text = prompt.text
         done = 0
+        begins = True
         for piece in self._pieces(prompt):
-            ids += self.encode_content(text[done : piece.start])
+            ids += self.encode_content(text[done : piece.start], begins=begins)
             ids += piece.ids
             done = piece.end
-        return ids + self.encode_content(text[done:])
+            begins = self._control_ids.issuperset(piece.ids)  # not after an answer
+        return ids + self.encode_content(text[done:], begins=begins)
 
     def _pieces(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
         """In order, without overlap."""
         done = 0
         for start, end, origin in prompt.runs():
             if origin == SCAFFOLD:
-                for match in self._added_pattern.finditer(prompt.text, start, end):
-                    token = self._added[match[0]]
-                    if token.single_word and _inside_word(prompt.text, *match.span()):
+                for first, last in self._finder.spans(prompt.text, start, end):
+                    token = self._added[prompt.text[first:last]]
+                    if token.single_word and _inside_word(prompt.text, first, last):
                         continue
-                    piece = _widened(prompt.text, max(done, match.start()), match.end(), token, done)
+                    piece = _widened(prompt.text, max(done, first), last, token, done)
                     yield piece
                     done = piece.end
             elif ord(origin) >= FIRST_REPLAY:
@@ -202,27 +195,6 @@ def _parse(data: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ModelFormatError("tokenizer.json is not an object")
     return document
-
-
-def _added_tokens(document: Mapping[str, Any]) -> list[AddedToken]:
-    entries = document.get("added_tokens") or ()
-    if len(entries) > MAX_ADDED:
-        raise ModelFormatError(f"tokenizer.json has more than {MAX_ADDED} added tokens")
-    tokens = [_added_token(entry) for entry in entries]
-    if len({token.id for token in tokens}) < len(tokens) or len({token.text for token in tokens}) < len(tokens):
-        raise ModelFormatError("tokenizer.json has an added token twice")
-    if sum(len(token.text) for token in tokens) > MAX_ADDED_CHARACTERS:
-        raise ModelFormatError(f"tokenizer.json has more than {MAX_ADDED_CHARACTERS} characters of added tokens")
-    return tokens
-
-
-def _added_token(entry: Any) -> AddedToken:
-    token_id, text = entry["id"], entry["content"]
-    sound_id = type(token_id) is int and 0 <= token_id <= MAX_ID
-    if not sound_id or not isinstance(text, str) or not 0 < len(text) <= MAX_ADDED_TEXT:
-        raise ModelFormatError("tokenizer.json has an unsound added token")
-    flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word")}
-    return AddedToken(token_id, text, **flags)
 
 
 def _inside_word(text: str, start: int, end: int) -> bool:

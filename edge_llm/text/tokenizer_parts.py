@@ -2,18 +2,18 @@
 
 Byte-pair encoding only, over bytes written in the byte alphabet (GPT-2 and its kin) or over characters with byte
 fallback (SentencePiece and its kin). Patterns are known ones only: a stranger's pattern could take for ever to match.
+
+A model of type "SentencePiece" is our importer's own: `pieces`, texts by id; their `ranks`; `space_prefix`, true or false.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from edge_llm.errors import ModelFormatError, UnsupportedModelError, quoted
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Core
+from edge_llm.text.sentencepiece import BYTE_PIECES, SPACE, SentencePieceEncoder
 
 _MAX_LITERAL = 16
 
@@ -39,26 +39,52 @@ KNOWN_PATTERNS = frozenset(
 )
 """patterns of well-known models, each of which takes time linear in the text"""
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_OF_PIECE = {piece: bytes([byte]) for byte, piece in enumerate(BYTE_PIECES)}
 
 
-def build_core(document: Mapping[str, Any], gone: Collection[str]) -> Core:
-    """The encoder of a tokenizer.json, without its added tokens; the texts `gone` are taken out of its vocabulary.
+class Encoder(Protocol):
+    """Gives the ids of a text; `begins` is False where it goes on from other text."""
+
+    def __call__(self, text: str, *, begins: bool = True) -> list[int]: ...
+
+
+def build_encoder(
+    document: Mapping[str, Any], vocab: Mapping[str, int], gone: Collection[str], whole: Mapping[str, int]
+) -> Encoder:
+    """The encoder of a tokenizer.json without its added tokens, but for ids by text of those that it is to keep `whole`.
+
+    `vocab` is its `vocabulary`; the texts `gone` never come out.
 
     Raises `UnsupportedModelError`, naming the part, for what we do not run, and `ModelFormatError` for what cannot be.
     """
-    from tokenizers import Tokenizer
+    if _is_sentencepiece(document):
+        return _sentencepiece(document, vocab, gone, whole)
+    from tokenizers import AddedToken, Tokenizer
 
-    core = Tokenizer(_model(_part(document, "model"), gone))
+    core = Tokenizer(_model(_part(document, "model"), vocab, gone, whole))
     if document.get("normalizer"):
         core.normalizer = _normalizer(_part(document, "normalizer"))
     if document.get("pre_tokenizer"):
         core.pre_tokenizer = _pre_tokenizer(_part(document, "pre_tokenizer"))
-    return core
+    core.add_tokens([AddedToken(text, normalized=False) for text in whole])
+
+    def encode(text: str, *, begins: bool = True) -> list[int]:
+        ids: list[int] = core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
 
 
 def vocabulary(document: Mapping[str, Any]) -> dict[str, int]:
     """Ids by the text of the token."""
+    if _is_sentencepiece(document):
+        pieces = _part(document, "model").get("pieces")
+        if not isinstance(pieces, list) or set(map(type, pieces)) != {str}:
+            raise ModelFormatError("tokenizer.json has no vocabulary of pieces")
+        ids = {piece: i for i, piece in enumerate(pieces)}
+        if len(ids) < len(pieces):
+            raise ModelFormatError("tokenizer.json has a piece twice")
+        return ids
     vocab = _part(document, "model").get("vocab")
     if not isinstance(vocab, dict) or set(map(type, vocab.values())) != {int}:
         raise ModelFormatError("tokenizer.json has no vocabulary of ids by token")
@@ -67,6 +93,8 @@ def vocabulary(document: Mapping[str, Any]) -> dict[str, int]:
 
 def bytes_of_tokens(document: Mapping[str, Any]) -> Callable[[str], bytes]:
     """What gives the bytes of a token from its text in the vocabulary."""
+    if _is_sentencepiece(document):
+        return _from_fallback
     decoder = document.get("decoder") or {}
     kinds = _kinds(decoder, "decoders")
     if kinds == ["ByteLevel"] or (not kinds and "ByteLevel" in _kinds(document.get("pre_tokenizer"), "pretokenizers")):
@@ -92,8 +120,8 @@ def _from_alphabet(text: str, alphabet: Mapping[str, int]) -> bytes:
 
 
 def _from_fallback(text: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(text)
-    return bytes([int(byte[1], 16)]) if byte else text.replace("\u2581", " ").encode("utf-8", "replace")
+    byte = _BYTE_OF_PIECE.get(text)
+    return text.replace(SPACE, " ").encode("utf-8", "replace") if byte is None else byte
 
 
 def _kinds(part: Any, children: str) -> list[str]:
@@ -123,19 +151,34 @@ def _unsupported(what: str, part: Any) -> UnsupportedModelError:
     return UnsupportedModelError(f"the tokenizer's {what} {quoted(str(kind))} is not supported with these settings")
 
 
-def _model(part: Mapping[str, Any], gone: Collection[str]) -> Any:
+def _is_sentencepiece(document: Mapping[str, Any]) -> bool:
+    return _part(document, "model").get("type") == "SentencePiece"
+
+
+def _sentencepiece(
+    document: Mapping[str, Any], vocab: Mapping[str, int], gone: Collection[str], whole: Mapping[str, int]
+) -> Encoder:
+    part = _part(document, "model")
+    ranks, space_prefix = part.get("ranks"), part.get("space_prefix")
+    if not isinstance(ranks, list) or set(map(type, ranks)) != {int} or len(ranks) != len(vocab):
+        raise ModelFormatError("tokenizer.json does not have a rank for each piece")
+    if not isinstance(space_prefix, bool) or any(document.get(name) for name in ("normalizer", "pre_tokenizer")):
+        raise _unsupported("model", part)
+    return SentencePieceEncoder(vocab, ranks, whole=whole, gone=gone, space_prefix=space_prefix)
+
+
+def _model(part: Mapping[str, Any], vocab: Mapping[str, int], gone: Collection[str], whole: Mapping[str, int]) -> Any:
     from tokenizers import models
 
     unset = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if part.get("type", "BPE") != "BPE" or any(part.get(name) for name in unset):
         raise _unsupported("model", part)
-    vocab = part["vocab"]
-    for text in gone:
-        del vocab[text]
+    # A text in `whole` that had no id here would get one of the library's own.
+    kept = {text: i for text, i in vocab.items() if text not in gone} | dict(whole)
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in part["merges"])
     unknown = part.get("unk_token")
     return models.BPE(
-        vocab=vocab,
+        vocab=kept,
         merges=[(a, b) for a, b in pairs if not (a in gone or b in gone or a + b in gone)],
         unk_token=None if unknown in gone else unknown,
         fuse_unk=bool(part.get("fuse_unk")),

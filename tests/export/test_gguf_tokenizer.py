@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from edge_llm.errors import ModelFormatError, UnsupportedModelError
+from edge_llm.export.byte_level import PRE_TOKENIZERS
 from edge_llm.export.gguf import read_gguf
 from edge_llm.export.gguf_tokenizer import (
     MAX_TEMPLATE_BYTES,
-    PRE_TOKENIZERS,
     ExportedTokenizer,
     export_tokenizer,
 )

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from edge_llm.errors import ParameterError, TemplateError
 from edge_llm.messages import Message, Role, ToolCall
 from edge_llm.text.chat_template import COMMON_VARIABLES, ChatTemplate
-from edge_llm.text.prompt import SCAFFOLD
+from edge_llm.text.prompt import SCAFFOLD, RenderedPrompt
+from edge_llm.text.tokenizer import Tokenizer
 
 GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((GOLDEN_FOLDER / "templates.json").read_text(encoding="utf-8"))
@@ -47,9 +48,9 @@ def message(raw: dict[str, Any]) -> Message:
     )
 
 
-def render(chat: ChatTemplate, conversation: dict[str, Any]) -> str:
+def rendered(chat: ChatTemplate, conversation: dict[str, Any]) -> RenderedPrompt:
     options = {key: conversation[key] for key in ("add_generation_prompt", "tools", "variables") if key in conversation}
-    return chat.render([message(raw) for raw in conversation["messages"]], **options).text
+    return chat.render([message(raw) for raw in conversation["messages"]], **options)
 
 
 @pytest.mark.parametrize(("name", "title"), CASES, ids=[f"{name}: {title}" for name, title in CASES])
@@ -58,10 +59,10 @@ def test_rendered_as_transformers_does(name: str, title: str) -> None:
     expected = GOLDEN["expected"][name][title]
     conversation = GOLDEN["conversations"][title]
     if "text" in expected:
-        assert render(template(name), conversation) == expected["text"]
+        assert rendered(template(name), conversation).text == expected["text"]
         return
     with pytest.raises(TemplateError) as caught:
-        render(template(name), conversation)
+        rendered(template(name), conversation)
     if "object" not in expected["error"] and "mapping" not in expected["error"]:
         assert expected["error"] in str(caught.value)
 
@@ -228,3 +229,22 @@ def test_the_real_template(smollm2_gguf: Path) -> None:
     assert chat.render([Message.system("S"), Message.user("U")], add_generation_prompt=False).text == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
     )
+
+
+@pytest.mark.real_model
+def test_prompts_of_the_real_model(smollm2_gguf: Path) -> None:
+    """Text and ids as `transformers` makes them of the same file (tools/make_template_goldens.py)."""
+    from edge_llm.export.gguf import read_gguf
+    from edge_llm.export.gguf_tokenizer import export_tokenizer
+
+    with read_gguf(smollm2_gguf) as gguf:
+        exported = export_tokenizer(gguf)
+    assert exported.chat_template is not None
+    chat, tokenizer = ChatTemplate(exported.chat_template), Tokenizer.from_json(exported.json)
+    prompts = json.loads((GOLDEN_FOLDER / "smollm2_prompts.json").read_text(encoding="utf-8"))["prompts"]
+    for title, expected in prompts.items():
+        prompt = rendered(chat, GOLDEN["conversations"][title])
+        assert prompt.text == expected["text"], title
+        if "ids" in expected:
+            assert tokenizer.encode_prompt(prompt) == expected["ids"], title
+    assert sum("ids" in expected for expected in prompts.values()) > 10

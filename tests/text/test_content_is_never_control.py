@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from edge_llm.messages import Message, Role, ToolCall
 from edge_llm.text.chat_template import ChatTemplate
 from edge_llm.text.prompt import SCAFFOLD, RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
-from tests.text.tiny import oracle, tiny_tokenizer
+from tests.text.tiny import WHOLE, oracle, sentencepiece_document, tiny_sentencepiece, tiny_tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "golden" / "templates"
 TOKENIZER = tiny_tokenizer()
 ORACLE = oracle()
 CONTROL = frozenset(TOKENIZER.added_tokens.values())
+SENTENCEPIECE = tiny_sentencepiece()
+KINDS = {"byte level": TOKENIZER, "sentencepiece": SENTENCEPIECE}
 CHAT_TEMPLATES = {
     path.stem: ChatTemplate(path.read_text(encoding="utf-8"), bos_token="<|begin|>", eos_token="<|finish|>")
     for path in sorted(TEMPLATES.glob("*.jinja"))
@@ -63,23 +66,32 @@ def conversation(place: str, text: str) -> tuple[list[Message], list[dict[str, A
     return messages, [{"type": "function", "function": described}]
 
 
-def control_of_scaffold(prompt: RenderedPrompt) -> list[int]:
-    """Control ids that the tokenizers library finds once all that the template did not write is blotted out."""
+def control_of_scaffold(prompt: RenderedPrompt, tokenizer: Tokenizer) -> list[int]:
+    """Control ids once all that the template did not write is blotted out, as the tokenizers library finds them.
+
+    It does not run our own form for SentencePiece: there a pattern finds them.
+    """
     blotted = "".join(
         c if origin == SCAFFOLD else "\u00b7" for c, origin in zip(prompt.text, prompt.origins, strict=True)
     )
-    return [i for i in ORACLE.encode(blotted, add_special_tokens=False).ids if i in CONTROL]
+    if tokenizer is TOKENIZER:
+        return [i for i in ORACLE.encode(blotted, add_special_tokens=False).ids if i in CONTROL]
+    longest_first = sorted(map(re.escape, tokenizer.added_tokens), key=len, reverse=True)
+    return [tokenizer.added_tokens[text] for text in re.findall("|".join(longest_first), blotted)]
 
 
 def assert_only_scaffold_controls(prompt: RenderedPrompt, tokenizer: Tokenizer = TOKENIZER) -> None:
     ids = tokenizer.encode_prompt(prompt)
-    assert [i for i in ids if i in CONTROL] == control_of_scaffold(prompt)
+    control = frozenset(tokenizer.added_tokens.values())
+    assert [i for i in ids if i in control] == control_of_scaffold(prompt, tokenizer)
     assert tokenizer.decode(ids, skip_special=False) == prompt.text
 
 
-@pytest.mark.parametrize("token", TOKENIZER.added_tokens)
+@pytest.mark.parametrize(
+    ("kind", "token"), [(kind, token) for kind, tokenizer in KINDS.items() for token in tokenizer.added_tokens]
+)
 @pytest.mark.parametrize("name", CHAT_TEMPLATES)
-def test_f24_every_token_in_every_place(name: str, token: str) -> None:
+def test_f24_every_token_in_every_place(name: str, kind: str, token: str) -> None:
     """F24: for each added token x place x template, no control id comes of content, and the text is kept."""
     for place in PLACES:
         if name == "brackets" and place in ("call id", "everywhere"):
@@ -87,7 +99,7 @@ def test_f24_every_token_in_every_place(name: str, token: str) -> None:
         messages, tools = conversation(place, f" x{token}\n{token}y {token}")
         if name == "turns":  # it knows no tools
             messages = [message for message in messages if message.role is not Role.TOOL and not message.tool_calls]
-        assert_only_scaffold_controls(CHAT_TEMPLATES[name].render(messages, tools=tools))
+        assert_only_scaffold_controls(CHAT_TEMPLATES[name].render(messages, tools=tools), KINDS[kind])
 
 
 @pytest.mark.parametrize(
@@ -182,11 +194,26 @@ def test_ids_are_those_of_the_library_where_no_marker_is_said(said: list[str], n
     assert TOKENIZER.encode_prompt(prompt) == ORACLE.encode(prompt.text, add_special_tokens=False).ids
 
 
-@given(st.text(max_size=60))
-def test_content_alone_never_gives_a_control_token(text: str) -> None:
-    ids = TOKENIZER.encode_content(text)
-    assert CONTROL.isdisjoint(ids)
-    assert TOKENIZER.decode(ids, skip_special=False) == text
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text(max_size=60) | st.lists(st.sampled_from(sorted(TOKENIZER.added_tokens)), max_size=4).map("".join))
+def test_content_alone_never_gives_a_control_token(kind: str, text: str) -> None:
+    ids = KINDS[kind].encode_content(text)
+    assert KINDS[kind]._control_ids.isdisjoint(ids)
+    shown = text.replace("\u2581", " ") if kind == "sentencepiece" else text  # a space, to SentencePiece
+    assert KINDS[kind].decode(ids, skip_special=False) == shown
+
+
+def test_white_space_and_tags_are_content_and_never_control() -> None:
+    """SentencePiece keeps them whole wherever they stand: in anybody's words and in what the template writes alike."""
+    text = "a\n\n<b>  b</b>\t"
+    said, written = SENTENCEPIECE.encode_content(text), SENTENCEPIECE.encode_scaffold(text)
+    assert said == written
+    whole = [entry["id"] for entry in sentencepiece_document()["added_tokens"] if entry["content"] in WHOLE]
+    assert [i for i in said if i in whole] == [
+        SENTENCEPIECE.encode_content(t)[0] for t in ("\n\n", "<b>", "  ", "</b>", "\t")
+    ]
+    assert not SENTENCEPIECE.added_tokens.keys() & set(WHOLE)
+    assert SENTENCEPIECE.special_ids.isdisjoint(whole)
 
 
 def test_merges_cannot_make_a_control_token() -> None:

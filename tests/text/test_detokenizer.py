@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.text.detokenizer import Detokenizer
-from tests.text.tiny import tiny_tokenizer
+from edge_llm.text.tokenizer import Tokenizer
+from tests.text.tiny import tiny_sentencepiece, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
+TOKENIZERS = {"byte level": TOKENIZER, "sentencepiece": tiny_sentencepiece()}
+both_kinds = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 
 
 def deltas(pieces: list[bytes]) -> list[str]:
@@ -31,10 +34,11 @@ def test_valid_text_never_shows_a_replacement(text: str, data: st.DataObject) ->
     assert "\ufffd" in text or not any("\ufffd" in delta for delta in deltas(pieces))
 
 
+@both_kinds
 @given(st.lists(st.integers(-1, TOKENIZER.vocab_size + 1)))
-def test_any_ids(ids: list[int]) -> None:
-    detokenizer = TOKENIZER.detokenizer()
-    assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == TOKENIZER.decode(ids)
+def test_any_ids(tokenizer: Tokenizer, ids: list[int]) -> None:
+    detokenizer = tokenizer.detokenizer()
+    assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +71,15 @@ def test_b2_pending_or_invalid_bytes(pieces: list[bytes], shown: list[str]) -> N
     assert deltas(pieces) == shown
 
 
+@both_kinds
 @pytest.mark.parametrize(
-    "text", [" leading", "a   .", "    indented\n\n  - list\n", " ' s , ! ?", "x n't it 's", "\n\n\n"]
+    "text", [" leading", "a   .", "    indented\n\n  - list\n", " ' s , ! ?", "x n't it 's", "\n\n\n", "  \n 日😀\t\t"]
 )
-def test_b4_white_space_and_punctuation_are_kept(text: str) -> None:
+def test_b4_white_space_and_punctuation_are_kept(tokenizer: Tokenizer, text: str) -> None:
     """B4: nothing is cleaned up, stripped or joined: the stream equals the whole decode equals the text."""
-    ids = TOKENIZER.encode_content(text)
-    detokenizer = TOKENIZER.detokenizer()
-    assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == TOKENIZER.decode(ids) == text
+    ids = tokenizer.encode_content(text)
+    detokenizer = tokenizer.detokenizer()
+    assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == tokenizer.decode(ids) == text
 
 
 def test_b6_work_for_a_token_does_not_grow() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.errors import ModelFormatError, ParameterError, UnsupportedModelError
-from edge_llm.export.gguf_tokenizer import PRE_TOKENIZERS
+from edge_llm.export.byte_level import PRE_TOKENIZERS
 from edge_llm.messages import Message, Role
 from edge_llm.text import tokenizer as tokenizer_module
 from edge_llm.text.chat_template import ChatTemplate
@@ -331,10 +331,10 @@ def test_a_panic_of_the_library_is_an_ordinary_error(monkeypatch: pytest.MonkeyP
     class Panic(BaseException):
         """As pyo3's PanicException, which is no Exception."""
 
-    def panic(*_: object) -> None:
+    def panic(*_: object, **__: object) -> None:
         raise Panic("range end index 5 out of range")
 
-    monkeypatch.setattr(tokenizer_module, "build_core", panic)
+    monkeypatch.setattr(tokenizer_module, "build_encoder", panic)
     with pytest.raises(ModelFormatError, match="range end index"):
         tiny_tokenizer()
 

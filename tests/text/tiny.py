@@ -1,10 +1,11 @@
-"""A byte-level BPE tokenizer small enough to read: 256 bytes, some merges, markers as real models have them."""
+"""Tokenizers small enough to read: byte-level BPE and SentencePiece, with markers as real models have them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from edge_llm.text.sentencepiece import BYTE_PIECES
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.text.tokenizer_parts import byte_alphabet
 
@@ -49,6 +50,32 @@ def document(**changes: Any) -> dict[str, Any]:
         "model": {"type": "BPE", "dropout": None, "vocab": vocab, "merges": [f"{a} {b}" for a, b in MERGES]},
     }
     return made | changes
+
+
+WHOLE = ("\n", "\n\n", "  ", "   ", "\t", "<b>", "</b>")
+"""added tokens of the SentencePiece vocabulary that are text as any other"""
+
+_WORDS = ("▁hello", "▁the", "▁im", "▁think", "think", "▁end", "</", "<|", "|>", "in", "日本", "_end")
+
+
+def sentencepiece_document(**changes: Any) -> dict[str, Any]:
+    """A tokenizer.json as our importer writes it for SentencePiece; its pieces lead up to `<think>`, were it not control."""
+    beginnings = dict.fromkeys(word[:end] for word in _WORDS for end in range(2, len(word) + 1))
+    markers = [marker for marker in MARKERS if "▁" not in marker]  # a space, to SentencePiece
+    characters = dict.fromkeys("▁<|>/_" + "".join(_WORDS) + "aeioux.")
+    pieces = [*SPECIAL, *BYTE_PIECES, *WHOLE, *sorted(beginnings, key=len), "<think", *markers, *characters]
+    pieces = list(dict.fromkeys(pieces))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": pieces.index(text), "content": text, "special": text in SPECIAL, **flags}
+        for text in (*SPECIAL, *markers, *WHOLE)
+    ]
+    model = {"type": "SentencePiece", "space_prefix": False, "pieces": pieces, "ranks": list(range(len(pieces)))}
+    return {"version": "1.0", "added_tokens": added, "model": model} | changes
+
+
+def tiny_sentencepiece(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_json(json.dumps(sentencepiece_document(**changes)))
 
 
 def tiny_tokenizer(**changes: Any) -> Tokenizer:

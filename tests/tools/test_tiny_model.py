@@ -93,6 +93,17 @@ def test_any_vocabulary_size_makes_a_tokenizer(tmp_path: Path, vocab: int) -> No
         assert export_tokenizer(file).vocab == vocab
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_tensors_are_those_that_the_gguf_package_lists(tmp_path: Path, architecture: str) -> None:
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    listed = {gguf.TENSOR_NAMES[tensor].format(bid=1) for tensor in gguf.MODEL_TENSORS[kind]}
+    with read_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", architecture=architecture)) as file:
+        names = {name.removesuffix(".weight") for name in file.tensors if not name.startswith("blk.0.")}
+    assert names <= listed
+    if architecture == "gemma3":
+        assert listed - names <= {"output"}  # the head is tied
+
+
 def test_impossible_sizes_are_refused(tmp_path: Path) -> None:
     for wrong in ({"vocab": SMALLEST_VOCAB - 1}, {"hidden": 48}, {"intermediate": 40}, {"head_dim": 12}):
         with pytest.raises(ValueError, match=r"vocab|blocks"):

@@ -1,0 +1,29 @@
+"""The ring with exact matrix products: BlockLinear and BlockEmbedding become stock float32 ops, all else stays ours.
+
+BlockLinear rounds activations to int8 by design, which hides everything smaller. Without it, RingAttention, the norms and
+the activation can be held to what float32 promises.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from onnx import helper
+
+from edge_llm.export.graph_rewriter import GraphRewriter
+from edge_llm.model.manifest import GRAPH_NAME
+
+
+def write_exact_ring(folder: Path, target: Path) -> Path:
+    """Make `target` a copy of the model folder `folder` with exact products; gives it back. `check_graph` refuses it."""
+    rewriter = GraphRewriter(folder)
+    rewriter.rewrite()
+    source = rewriter.source
+    graph = helper.make_graph(
+        rewriter.nodes, "exact", source.graph.input, source.graph.output, list(rewriter.initializers.values())
+    )
+    model = helper.make_model(graph, opset_imports=source.opset_import, ir_version=source.ir_version)
+    shutil.copytree(folder, target)
+    (target / GRAPH_NAME).write_bytes(model.SerializeToString())
+    return target
