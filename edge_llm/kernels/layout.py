@@ -19,6 +19,8 @@ ACTIVATION_BLOCK = 32
 """inputs that share one int8 scale when activations are quantised"""
 UNBOUNDED = 1 << 40
 """a window no position reaches"""
+MAX_POSITION = 1 << 30
+"""positions of a conversation that slides: segments carry them as int32"""
 
 
 class KvType(IntEnum):

@@ -14,6 +14,7 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import GenerationError, SessionError
 from edge_llm.kernels.layout import KvType
 from edge_llm.messages import Event, TextDelta
@@ -212,7 +213,14 @@ def make_core(
     config = EngineConfig(context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, **options})
     kv = KVCache(CacheGeometry((LayerGeometry(1, 8),)), slots=slots, context=context, kv_type=KvType.INT8)
     session = FakeSession(kv, max_rows=max_rows, model=model)
-    intake = Intake(manifest(eos=eos), tokenizer(), ChatTemplate(TEMPLATE), sampler=FakeSampler(), context=context)
+    intake = Intake(
+        manifest(eos=eos),
+        tokenizer(),
+        ChatTemplate(TEMPLATE),
+        sampler=FakeSampler(),
+        window=ContextWindow(context),
+        policy=config.context_policy,
+    )
     core = EngineCore(session=session, cache=kv, intake=intake, config=config, **({"clock": clock} if clock else {}))
     core.session = session
     return core
