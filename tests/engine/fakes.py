@@ -139,7 +139,7 @@ class FakeSession:
         row = 0
         for segment in step.segments:
             assert segment.position == self._kv.length(segment.slot), "a segment does not begin where its slot ends"
-            assert segment.position + segment.rows <= self._kv.context
+            assert segment.position + segment.rows <= self._kv.limit
             assert 0 <= segment.logit_rows <= segment.rows
             rows = self._rows.setdefault(segment.slot, [])
             del rows[segment.position :]

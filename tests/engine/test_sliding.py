@@ -106,7 +106,7 @@ def test_prompts_around_the_context(engine: Engine, length: int) -> None:
         assert (other.finished.reason, len(other.finished.token_ids)) == (FinishReason.LENGTH, 1)
 
 
-@pytest.mark.parametrize(("kv_type", "tolerance"), [("f32", 0.01), ("int8", 0.15)])
+@pytest.mark.parametrize(("kv_type", "tolerance"), [("f32", 0.01), ("int8", 0.3)])
 @pytest.mark.parametrize("length", [CONTEXT + 1, CONTEXT + 100, 8 * CONTEXT])
 def test_positions_are_those_of_a_fresh_run_over_what_is_kept(
     one_layer: Path, kernels: KernelLibrary, kv_type: str, tolerance: float, length: int

@@ -9,7 +9,9 @@ Three readings of the same ids (teacher forcing), compared by the perplexity of 
     recomputed     for every `--every`-th token, the first 64 and the last `context - 64` tokens before it are read anew at
                    positions 0, 1, 2, ...
 
-Then both rings go on by themselves. The model itself judges what they say, from an empty context with the end of the text.
+Then each goes on by itself, from several seeds, the third from its last reading. A text that has lost its thread repeats itself
+(few of its sequences of four tokens are distinct) or surprises the model that reads it after the end of the text, in an
+empty context (its perplexity there).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from edge_llm.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 256
+SPEECH = SamplingParams(temperature=0.8, top_p=0.95).with_defaults({})
 
 
 def own_text() -> list[Path]:
@@ -102,21 +105,21 @@ class Reader:
         return np.concatenate(found)
 
     def continuation(self, last_token: int, decoder: SampledDecoder, tokens: int) -> list[int]:
-        """What the model says after `last_token`, which was not read yet."""
+        """What the model says after `last_token`, which was not read yet; nothing of it is remembered."""
+        assert self._slot is not None
+        length = self._cache.length(self._slot)
         said = [last_token]
         while len(said) <= tokens:
             said.append(decoder.select(self.read(said[-1:], 1)).accepted[0].token_id)
+        if not self._cache.truncate(self._slot, length):
+            raise SystemExit(f"{tokens} tokens cannot be taken back; say fewer than {CHUNK}")
         return said[1:]
 
 
-def recomputed_losses(reader: Reader, ids: Sequence[int], places: Sequence[int], context: int) -> np.ndarray:
-    """float64 [places]: the same for the tokens at `places`, each from a fresh reading of sinks and window alone."""
-    found = []
-    for place in places:
-        reader.forget()
-        window = ids[max(TILE, place - (context - TILE)) : place]
-        found.append(_losses(reader.read([*ids[:TILE], *window], 1), ids[place : place + 1]))
-    return np.concatenate(found)
+def read_anew(reader: Reader, ids: Sequence[int], context: int, logit_rows: int) -> np.ndarray:
+    """As `Reader.read` of `ids`, but of the first TILE and the last `context - TILE` alone, at positions 0, 1, 2, ..."""
+    reader.forget()
+    return reader.read([*ids[:TILE], *ids[max(TILE, len(ids) - (context - TILE)) :]], logit_rows)
 
 
 def _losses(logits: np.ndarray, targets: Sequence[int]) -> np.ndarray:
@@ -126,15 +129,68 @@ def _losses(logits: np.ndarray, targets: Sequence[int]) -> np.ndarray:
     return losses
 
 
+def judged(reader: Reader, before: Sequence[int], said: Sequence[int]) -> np.ndarray:
+    """float64 [said]: minus the log-probability of each token when it is read after `before` alone."""
+    reader.forget()
+    reader.read(before[:-1])
+    return _losses(reader.read([before[-1], *said[:-1]], len(said)), said)
+
+
+def distinct(ids: Sequence[int]) -> float:
+    """Share of the sequences of four tokens that are distinct."""
+    fours = list(zip(*(ids[start:] for start in range(4)), strict=False))
+    return len(set(fours)) / len(fours)
+
+
 def perplexity(losses: np.ndarray) -> float:
     return float(np.exp(losses.mean()))
+
+
+def measure_reading(readers: dict[str, Reader], ids: Sequence[int], options: argparse.Namespace) -> dict[str, object]:
+    """Perplexities of the last tokens; afterwards all readers have read all but the last one."""
+    places = range(len(ids) - options.last, len(ids), options.every)
+    anew = [_losses(read_anew(readers["recomputed"], ids[:i], options.context, 1), ids[i : i + 1]) for i in places]
+    read_anew(readers["recomputed"], ids[:-1], options.context, 0)
+    result: dict[str, object] = {"recomputed": {"at the places": perplexity(np.concatenate(anew))}}
+    for name in ("sliding", "without sinks"):
+        losses = readers[name].losses(ids, options.last)
+        result[name] = {"at the places": perplexity(losses[:: options.every]), "of all": perplexity(losses)}
+    return result
+
+
+def measure_speech(
+    readers: dict[str, Reader], ids: Sequence[int], sampler: Sampler, options: argparse.Namespace
+) -> dict[str, tuple[list[int], dict[str, float]]]:
+    """For each reader its first continuation, and the figures of all."""
+    texts = {}
+    for name, reader in readers.items():
+        decoders = [SampledDecoder(sampler.sequence(SPEECH.with_options(seed=seed))) for seed in range(options.seeds)]
+        texts[name] = [reader.continuation(ids[-1], decoder, options.say) for decoder in decoders]
+    judge = readers["recomputed"]
+    return {
+        name: (
+            said[0],
+            {
+                "perplexity": perplexity(np.concatenate([judged(judge, ids[-CHUNK:], one) for one in said])),
+                "distinct": float(np.mean([distinct(one) for one in said])),
+            },
+        )
+        for name, said in texts.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="name of a model, its folder, or a FILE.gguf")
     parser.add_argument("--text", type=Path, nargs="+", help="text files, read in this order; default: our own")
-    for name, default in (("tokens", 20_000), ("context", 1024), ("last", 4000), ("every", 16), ("say", 160)):
+    for name, default in (
+        ("tokens", 20_000),
+        ("context", 1024),
+        ("last", 4000),
+        ("every", 16),
+        ("say", 160),
+        ("seeds", 8),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kv-dtype", choices=("int8", "f32"), default="int8")
     options = parser.parse_args()
@@ -145,38 +201,18 @@ def main() -> None:
     ids = tokenizer.encode_raw(text)[-options.tokens :]
     if len(ids) < options.tokens:
         raise SystemExit(f"the text has {len(ids)} tokens, not {options.tokens}")
-
-    readers = {"sliding": Reader(model, context=options.context, sinks=TILE)}
-    readers["without sinks"] = Reader(model, context=options.context, sinks=0)
-    fresh = Reader(model, context=options.context, sinks=TILE)
-    losses = {name: reader.losses(ids, options.last) for name, reader in readers.items()}
-    places = range(len(ids) - options.last, len(ids), options.every)
-    recomputed = recomputed_losses(fresh, ids, places, options.context)
-    result: dict[str, object] = {
-        "tokens": len(ids),
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "context": options.context,
-        "last": options.last,
-        "every": options.every,
-        "kv_dtype": options.kv_dtype,
-        "recomputed": perplexity(recomputed),
+    sinks = {"sliding": TILE, "without sinks": 0, "recomputed": TILE}
+    readers = {name: Reader(model, context=options.context, sinks=kept) for name, kept in sinks.items()}
+    reading = measure_reading(readers, ids, options)
+    speech = measure_speech(readers, ids, Sampler(model.kernels, model.manifest.dimensions.vocab), options)
+    for name, (said, _) in speech.items():
+        print(f"--- {name} ---\n{tokenizer.decode(said)}\n")
+    settings = {
+        name: getattr(options, name) for name in ("tokens", "context", "last", "every", "kv_dtype", "say", "seeds")
     }
-    for name, found in losses.items():
-        result[name] = {
-            "perplexity": perplexity(found),
-            "at the recomputed places": perplexity(found[:: options.every]),
-        }
-
-    sampler = Sampler(model.kernels, model.manifest.dimensions.vocab)
-    params = SamplingParams(seed=1, temperature=0.7, top_p=0.9).with_defaults({})
-    for name, reader in readers.items():
-        said = reader.continuation(ids[-1], SampledDecoder(sampler.sequence(params)), options.say)
-        fresh.forget()
-        fresh.read(ids[-CHUNK:-1])
-        judged = _losses(fresh.read([ids[-1], *said[:-1]], len(said)), said)
-        print(f"--- {name} (perplexity of what it said: {perplexity(judged):.1f}) ---\n{tokenizer.decode(said)}\n")
-        result[f"{name}, said"] = perplexity(judged)
-    print(json.dumps(result))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    spoken = {name: figures for name, (_, figures) in speech.items()}
+    print(json.dumps({**settings, "text_sha256": digest, "reading": reading, "speech": spoken}))
 
 
 if __name__ == "__main__":
