@@ -4,10 +4,11 @@ Rows of a slot, by position:
 
     [0, length)                committed: they belong to the conversation
     [length, length + rows)    written by a running step, not committed yet; the next step may write them again
-    [.., context)              room
+    [.., limit)                room
 
 A step writes rows past the committed length and attends to them; whoever runs the steps commits the rows
-that count. One thread at a time.
+that count. A conversation longer than the context slides: its layers forget what their rows no longer attend to
+(ring_geometry.py). One thread at a time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_llm.cache.ring_geometry import RingGeometry
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
-from edge_llm.kernels.layout import CACHE_MAGIC, CACHE_VERSION, LAYER_FIELDS, TILE, Cache, KvType
+from edge_llm.kernels.layout import CACHE_MAGIC, CACHE_VERSION, LAYER_FIELDS, MAX_POSITION, TILE, Cache, KvType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,7 @@ class CacheGeometry:
 
     def row_bytes(self, kv_type: KvType) -> int:
         """Bytes that one token takes in all layers: int8 codes with a float32 scale a head, or float32."""
-        if kv_type is KvType.INT8:
-            return sum(2 * layer.kv_heads * (layer.head_dim + 4) for layer in self.layers)
-        return sum(8 * layer.kv_heads * layer.head_dim for layer in self.layers)
+        return sum(layer.row_bytes(kv_type) for layer in self.layers)
 
 
 class KVCache:
@@ -40,20 +40,38 @@ class KVCache:
     """
 
     def __init__(
-        self, geometry: CacheGeometry, *, slots: int, context: int, kv_type: KvType, generation: int = 1
+        self,
+        geometry: CacheGeometry,
+        *,
+        slots: int,
+        context: int,
+        kv_type: KvType,
+        max_chunk: int,
+        sinks: int = TILE,
+        generation: int = 1,
     ) -> None:
-        """Reserve `slots` of `context` positions each; memory is taken when rows are written.
+        """Reserve `slots` slots; memory is taken when rows are written.
 
-        `generation` stands in the descriptor and tells two caches of a process apart. Raises `ParameterError` if the
-        memory cannot be reserved.
+        `context` is how many tokens a row of a global layer may attend to, `max_chunk` the most rows of a step, `sinks`
+        the first tokens that a conversation longer than the context keeps (a multiple of TILE). `generation` stands in
+        the descriptor and tells two caches of a process apart. Raises `ParameterError` if the memory cannot be reserved.
         """
         self.geometry, self.slots, self.context, self.kv_type = geometry, slots, context, kv_type
-        capacity = -(-context // TILE) * TILE
+        self.slides = context > sinks
+        """whether a conversation may be longer than the context"""
+        self.limit = MAX_POSITION if self.slides else context
+        """positions that a slot may reach"""
+        rings = (
+            RingGeometry.of(layer.window, context=context, sinks=sinks, max_chunk=max_chunk)
+            for layer in geometry.layers
+        )
         self.layers = tuple(
-            TiledRows(layer, slots=slots, capacity=capacity, kv_type=kv_type) for layer in geometry.layers
+            TiledRows(layer, ring, slots=slots, kv_type=kv_type)
+            for layer, ring in zip(geometry.layers, rings, strict=True)
         )
         self._free = list(reversed(range(slots)))
         self._lengths = np.zeros(slots, np.int64)
+        self._written = np.zeros(slots, np.int64)
         self._descriptor = np.zeros(Cache.FIRST_LAYER + LAYER_FIELDS * len(self.layers), np.int64)
         header = {
             Cache.MAGIC: CACHE_MAGIC,
@@ -62,7 +80,8 @@ class KVCache:
             Cache.LAYERS: len(self.layers),
             Cache.SLOTS: slots,
             Cache.LENGTHS: self._lengths.ctypes.data,
-            Cache.CONTEXT: context,
+            Cache.LIMIT: self.limit,
+            Cache.WRITTEN: self._written.ctypes.data,
         }
         for field, value in header.items():
             self._descriptor[field] = value
@@ -83,8 +102,11 @@ class KVCache:
     @property
     def used_bytes(self) -> int:
         """Bytes of the tiles that hold committed rows."""
-        tiles = int((-(-self._lengths // TILE)).sum())
-        return tiles * TILE * self.geometry.row_bytes(self.kv_type)
+        total = 0
+        for length, written in zip(self._lengths.tolist(), self._written.tolist(), strict=True):
+            tiles = {ring: int(kept.sum()) for ring, kept in self._kept_tiles(length, written).items()}
+            total += sum(TILE * tiles[layer.ring] * layer.layer.row_bytes(self.kv_type) for layer in self.layers)
+        return total
 
     @property
     def free_slots(self) -> int:
@@ -97,9 +119,9 @@ class KVCache:
     def release(self, slot: int) -> None:
         """Give a slot and its memory back."""
         self._check_taken(slot)
-        self._lengths[slot] = 0
+        self._lengths[slot] = self._written[slot] = 0
         for layer in self.layers:
-            layer.give_back(slot)
+            layer.give_back(slot, np.ones(layer.ring.capacity // TILE, np.bool_))
         self._free.append(slot)
 
     def length(self, slot: int) -> int:
@@ -110,33 +132,37 @@ class KVCache:
     def commit(self, slot: int, rows: int) -> None:
         """The next `rows` rows, which a step has written, belong to the conversation."""
         length = self.length(slot)
-        if not 0 <= rows <= self.context - length:
-            raise ValueError(f"cannot commit {rows} rows at {length} of {self.context}")
+        if not 0 <= rows <= self.limit - length:
+            raise ValueError(f"cannot commit {rows} rows at {length} of {self.limit}")
         self._lengths[slot] = length + rows
+        self._written[slot] = max(self._written[slot], length + rows)
 
     def truncate(self, slot: int, length: int) -> bool:
-        """Keep only the first `length` rows.
+        """Keep only the first `length` rows, and give the memory of the others back.
 
-        False, and nothing has changed, if a layer no longer holds what they attend to.
+        False, and nothing has changed, if a layer no longer holds what the next row would attend to.
         """
-        if not self._can_cut(slot, length):
+        written = self._written_after(slot, length)
+        if written is None:
             return False
-        self._lengths[slot] = length
+        self._cut(slot, length, written)
         return True
 
     def fork(self, source: int, target: int, length: int) -> bool:
         """Make `target` a copy of the first `length` rows of `source`, whatever it held.
 
-        False, and nothing has changed, if a layer of `source` no longer holds what those rows attend to.
+        False, and nothing has changed, if a layer of `source` no longer holds what the next row would attend to.
         """
         self._check_taken(target)
         if source == target:
             raise ValueError(f"slot {source} cannot be a copy of itself")
-        if not self._can_cut(source, length):
+        written = self._written_after(source, length)
+        if written is None:
             return False
+        kept = self._kept_tiles(length, written)
         for layer in self.layers:
-            layer.copy(source, target, length)
-        self._lengths[target] = length
+            layer.copy(source, target, kept[layer.ring])
+        self._cut(target, length, written)
         return True
 
     def check_integrity(self) -> None:
@@ -145,8 +171,10 @@ class KVCache:
         if len(free) != len(self._free) or not free <= set(range(self.slots)):
             raise AssertionError(f"the free list is broken: {self._free}")
         for slot, length in enumerate(self._lengths.tolist()):
-            if not 0 <= length <= (0 if slot in free else self.context):
+            if not 0 <= length <= (0 if slot in free else self.limit):
                 raise AssertionError(f"slot {slot} ({'free' if slot in free else 'taken'}) has {length} rows")
+            if not all(layer.ring.serves(length, int(self._written[slot])) for layer in self.layers):
+                raise AssertionError(f"slot {slot} has lost rows that its next one attends to")
         if self._descriptor[Cache.MAGIC] != CACHE_MAGIC or self._descriptor[Cache.LENGTHS] != self._lengths.ctypes.data:
             raise AssertionError("the descriptor was overwritten")
 
@@ -160,12 +188,25 @@ class KVCache:
         if not 0 <= slot < self.slots or slot in self._free:
             raise ValueError(f"slot {slot} is not taken")
 
-    def _can_cut(self, slot: int, length: int) -> bool:
-        """Whether every layer still holds the rows that row `length - 1` and the next one attend to."""
-        written = self.length(slot)
-        if not 0 <= length <= written:
-            raise ValueError(f"slot {slot} has {written} rows, not {length}")
-        return all(
-            layer.holds(0 if layer.layer.window is None else max(0, length - layer.layer.window), written)
-            for layer in self.layers
-        )
+    def _written_after(self, slot: int, length: int) -> int | None:
+        """WRITTEN of a slot, or of its copy, whose first `length` rows are to go on; None if a layer has lost too much."""
+        rows, written = self.length(slot), int(self._written[slot])
+        if not 0 <= length <= rows:
+            raise ValueError(f"slot {slot} has {rows} rows, not {length}")
+        rings = [layer.ring for layer in self.layers]
+        if all(ring.forgets(length, written) for ring in rings):
+            return length
+        return written if all(ring.serves(length, written) for ring in rings) else None
+
+    def _cut(self, slot: int, length: int, written: int) -> None:
+        """What a slot holds from now on; tiles that hold no row of it go back to the system."""
+        touched = max(written, int(self._written[slot]))
+        self._lengths[slot], self._written[slot] = length, written
+        if -(-length // TILE) < -(-touched // TILE):
+            kept = self._kept_tiles(length, written)
+            for layer in self.layers:
+                layer.give_back(slot, ~kept[layer.ring])
+
+    def _kept_tiles(self, length: int, written: int) -> dict[RingGeometry, np.ndarray]:
+        """What rings of each geometry hold of such a conversation; see RingGeometry.kept_tiles."""
+        return {ring: ring.kept_tiles(length, written) for ring in {layer.ring for layer in self.layers}}

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.cache.ring_geometry import RingGeometry, runs
 from edge_llm.errors import ParameterError
-from edge_llm.kernels.layout import LAYER_FIELDS, TILE, UNBOUNDED, CacheLayer, KvType
+from edge_llm.kernels.layout import LAYER_FIELDS, TILE, CacheLayer, KvType
 
 _TOGETHER = 4  # int8: bytes of one lane that lie side by side, as a dot-product instruction takes them
 
@@ -22,18 +23,22 @@ class LayerGeometry:
     head_dim: int
     window: int | None = None
 
+    def row_bytes(self, kv_type: KvType) -> int:
+        """Bytes of one row: int8 codes with a float32 scale a head, or float32, for key and value."""
+        return 2 * self.kv_heads * (self.head_dim + 4 if kv_type is KvType.INT8 else 4 * self.head_dim)
+
 
 class TiledRows:
     """Rows of every slot of one layer, in anonymous memory whose untouched pages cost nothing. What nobody wrote is 0.
 
-    Three numbers are kept apart: `capacity` is what a slot has room for, a *position* counts a conversation's tokens
-    from 0, and `physical_row` is where a position's row lies. How many rows of a slot are valid is KVCache's affair.
+    Where a position's row lies is its `ring`'s affair, and how many rows of a slot are valid is KVCache's.
     """
 
-    def __init__(self, layer: LayerGeometry, *, slots: int, capacity: int, kv_type: KvType) -> None:
-        """`capacity` rows a slot, a multiple of TILE. Raises `ParameterError` if the memory cannot be reserved."""
+    def __init__(self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType) -> None:
+        """Raises `ParameterError` if the memory cannot be reserved."""
+        capacity = ring.capacity
         heads, head_dim, tiles = layer.kv_heads, layer.head_dim, capacity // TILE
-        self.layer, self.capacity, self.kv_type = layer, capacity, kv_type
+        self.layer, self.ring, self.kv_type = layer, ring, kv_type
         shapes: dict[CacheLayer, tuple[tuple[int, ...], type[np.generic]]]
         if kv_type is KvType.INT8:
             shapes = {
@@ -62,37 +67,38 @@ class TiledRows:
         }
         """KEYS, VALUES and, for int8, KEY_SCALES and VALUE_SCALES, shaped as layout.py says"""
 
-    def physical_row(self, position: int) -> int:
-        """Where the row of `position` lies in its slot: the ring is linear, so a position never moves."""
-        return position
-
-    def holds(self, start: int, length: int) -> bool:
-        """Whether the rows from position `start` on are all still there once `length` rows were written."""
-        return start >= length - self.capacity
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the rows of positions [0, rows) of slot `source` over those of slot `target`."""
-        tiles = -(-rows // TILE)
+    def copy(self, source: int, target: int, tiles: np.ndarray) -> None:
+        """Copy physical tiles (bool [capacity / TILE]) of slot `source` over those of slot `target`."""
         for array in self.arrays.values():
-            # rows are interleaved in a tile, so the last tile goes whole: past `rows` nothing is valid in either slot
-            by_tile = array.reshape(*array.shape[:2], self.capacity // TILE, -1)
-            by_tile[target, :, :tiles] = by_tile[source, :, :tiles]
+            by_tile = array.reshape(*array.shape[:2], len(tiles), -1)
+            for begin, end in runs(tiles):
+                by_tile[target, :, begin:end] = by_tile[source, :, begin:end]
 
-    def give_back(self, slot: int) -> None:
-        """Return the slot's whole pages to the system. It holds zeros again, so that nothing of one conversation, and
-        no NaN, is there for the next: kernels may multiply rows that are not valid by a weight of 0."""
+    def give_back(self, slot: int, tiles: np.ndarray) -> None:
+        """Return physical tiles (bool [capacity / TILE]) to the system. They hold zeros again, so that nothing of one
+        conversation, and no NaN, is there for the next: kernels may multiply rows that are not valid by a weight of 0."""
         for field, array in self.arrays.items():
-            size = array[0].nbytes
+            heads, size = self.layer.kv_heads, array[0].nbytes
             begin = self._starts[field] + slot * size
-            end = begin + size
-            first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-            last = end // mmap.PAGESIZE * mmap.PAGESIZE
-            if first < last and hasattr(self._memory, "madvise"):  # Windows has no such call
-                self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
-                self._clear(begin, first)
-                self._clear(last, end)
-            else:
-                self._clear(begin, end)
+            if tiles.all():
+                self._forget(begin, begin + size)
+                continue
+            tile_bytes = size // heads // len(tiles)
+            for head in range(heads):
+                for first, last in runs(tiles):
+                    base = begin + head * len(tiles) * tile_bytes
+                    self._forget(base + first * tile_bytes, base + last * tile_bytes)
+
+    def _forget(self, begin: int, end: int) -> None:
+        """Zeros in bytes [begin, end) of the memory, whose whole pages go back to the system."""
+        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and hasattr(self._memory, "madvise"):  # Windows has no such call
+            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+            self._clear(begin, first)
+            self._clear(last, end)
+        else:
+            self._clear(begin, end)
 
     def _clear(self, begin: int, end: int) -> None:
         part = self._bytes[begin:end]
@@ -104,9 +110,9 @@ class TiledRows:
         record = np.zeros(LAYER_FIELDS, np.int64)
         for field, array in self.arrays.items():
             record[field] = array.ctypes.data
-        record[CacheLayer.CAPACITY] = self.capacity
-        record[CacheLayer.SINKS] = 0
-        record[CacheLayer.WINDOW] = UNBOUNDED if self.layer.window is None else self.layer.window
+        record[CacheLayer.CAPACITY] = self.ring.capacity
+        record[CacheLayer.SINKS] = self.ring.sinks
+        record[CacheLayer.WINDOW] = self.ring.window
         record[CacheLayer.KV_HEADS] = self.layer.kv_heads
         record[CacheLayer.HEAD_DIM] = self.layer.head_dim
         record[CacheLayer.KV_TYPE] = self.kv_type

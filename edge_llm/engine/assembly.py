@@ -34,14 +34,22 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
     context = _context(config, manifest, geometry.row_bytes(kv_type))
     kernels = load_kernels(progress)
+    window = ContextWindow(context)
     intake = Intake.open(
         folder,
         manifest,
         sampler=Sampler(kernels, manifest.dimensions.vocab),
-        window=ContextWindow(context),
+        window=window,
         policy=config.context_policy,
     )
-    cache = KVCache(geometry, slots=config.slots, context=context, kv_type=kv_type)
+    cache = KVCache(
+        geometry,
+        slots=config.slots,
+        context=context,
+        kv_type=kv_type,
+        max_chunk=config.max_chunk,
+        sinks=window.sinks,
+    )
     session = Session(
         folder,
         manifest,

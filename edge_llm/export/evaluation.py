@@ -91,7 +91,7 @@ def _ring_logits(
     threads: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rows = max(len(ids) for ids in windows)
-    cache = KVCache(geometry, slots=1, context=rows, kv_type=kv_type)
+    cache = KVCache(geometry, slots=1, context=rows, kv_type=kv_type, max_chunk=rows)
     session = Session(
         folder, manifest, kernels=kernels, cache_descriptor=cache.descriptor_address, max_rows=rows, threads=threads
     )

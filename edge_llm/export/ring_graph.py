@@ -107,7 +107,7 @@ class RingGraph:
             info(
                 "rope",
                 TensorProto.FLOAT,
-                [len(self.spec.rope), "rows", self.spec.rope[0].rotary_dim if self.spec.rope else 0],
+                [2 * len(self.spec.rope), "rows", self.spec.rope[0].rotary_dim if self.spec.rope else 0],
             ),
             info("logit_rows", TensorProto.INT64, ["logit_rows"]),
             info("kv", TensorProto.INT64, []),

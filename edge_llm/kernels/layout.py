@@ -33,7 +33,7 @@ class KvType(IntEnum):
 # --- cache descriptor: owned by KVCache, read by RingAttention ---------------------------------------------------------
 
 CACHE_MAGIC = 0x0065_6467_656B_7601
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 class Cache(IntEnum):
@@ -46,8 +46,11 @@ class Cache(IntEnum):
     SLOTS = 4
     LENGTHS = 5
     """address of int64 [slots]: committed rows of each slot"""
-    CONTEXT = 6
-    """positions a slot may reach; RingAttention refuses rows beyond it"""
+    LIMIT = 6
+    """positions a slot may reach: the context, or MAX_POSITION where the cache slides; RingAttention refuses rows beyond it"""
+    WRITTEN = 7
+    """address of int64 [slots]: rows that steps have reached in each slot, committed or not. RingAttention raises it; the
+    ring holds no row of a position below WRITTEN minus its size"""
     FIRST_LAYER = 16
 
 
@@ -72,7 +75,10 @@ class CacheLayer(IntEnum):
     CAPACITY = 4
     SINKS = 5
     WINDOW = 6
-    """row p attends to k < sinks and to p - window < k <= p; UNBOUNDED for a global layer that does not slide"""
+    """row p attends to k < sinks and to p - window < k <= p; UNBOUNDED for a global layer that does not slide.
+
+    A global layer that slides has sinks + window = the context, so that a conversation below it attends to everything.
+    """
     KV_HEADS = 7
     HEAD_DIM = 8
     KV_TYPE = 9
@@ -240,12 +246,12 @@ def attention_task_bytes(head_dim: int) -> int:
     return 4 * (4 * SPLIT + 2 * SPLIT + 4 * head_dim) + 384
 
 
-def attention_scratch_bytes(*, max_rows: int, heads: int, head_dim: int, context: int) -> int:
-    """Scratch for any step of up to `max_rows` rows at positions below `context` (much of it is rarely touched).
+def attention_scratch_bytes(*, max_rows: int, heads: int, head_dim: int, capacity: int) -> int:
+    """Scratch for any step of up to `max_rows` rows over rings of `capacity` rows (much of it is rarely touched).
 
     The last part keeps what single splits leave to be merged; a step with more of it is cut by rows only.
     """
-    parts = _PART_ROWS * heads * (context // SPLIT + 1)
+    parts = _PART_ROWS * heads * (capacity // SPLIT + 3)  # a ring begins and ends within splits, sinks lie in one more
     tasks = attention_offsets(max_rows, heads, head_dim)[-1]
     return tasks + ATTENTION_MAX_TASKS * attention_task_bytes(head_dim) + parts * (4 * head_dim + 8)
 

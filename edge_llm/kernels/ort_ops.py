@@ -18,6 +18,7 @@ from edge_llm.kernels.layout import (
     CACHE_VERSION,
     LAYER_FIELDS,
     OP_FIELDS,
+    UNBOUNDED,
     WORKSPACE_FIELDS,
     ActivationCall,
     ActivationOp,
@@ -242,18 +243,37 @@ def gated_activation(op: int, context: int) -> int:
 
 
 @numba.njit
-def _segments_are_sound(segments: Any, count: int, rows: int, cache: Any) -> bool:
-    """Segments follow one another, cover the step, and lie in slots and positions that the cache has."""
+def _segments_are_sound(segments: Any, count: int, rows: int, cache: Any, layer: Any) -> bool:
+    """Segments follow one another, cover the step, lie in slots and positions that the cache has, and attend to rows that
+    the layer still holds."""
     lengths = i64_at(cache[Cache.LENGTHS], cache[Cache.SLOTS])
+    written = i64_at(cache[Cache.WRITTEN], cache[Cache.SLOTS])
+    ring_rows = layer[CacheLayer.CAPACITY] - layer[CacheLayer.SINKS]
     expected = 0
     for i in range(count):
         slot, first, n, position = segments[4 * i], segments[4 * i + 1], segments[4 * i + 2], segments[4 * i + 3]
         if slot < 0 or slot >= cache[Cache.SLOTS] or n < 0 or first != expected:
             return False
-        if position < 0 or position > lengths[slot] or position + n > cache[Cache.CONTEXT]:
+        if position < 0 or position > lengths[slot] or position + n > cache[Cache.LIMIT]:
+            return False
+        oldest = max(layer[CacheLayer.SINKS], position - layer[CacheLayer.WINDOW] + 1)
+        if oldest < written[slot] - ring_rows:
             return False
         expected += n
     return expected == rows
+
+
+@numba.njit
+def _note_written(segments: Any, count: int, cache: Any) -> int:
+    """Raise WRITTEN of the step's slots; the end of the rows that lie furthest."""
+    written = i64_at(cache[Cache.WRITTEN], cache[Cache.SLOTS])
+    furthest = 0
+    for i in range(count):
+        slot, n, position = segments[4 * i], segments[4 * i + 2], segments[4 * i + 3]
+        if n > 0:
+            written[slot] = max(written[slot], position + n)
+            furthest = max(furthest, position + n)
+    return furthest
 
 
 def ring_attention(op: int, context: int) -> int:
@@ -276,7 +296,8 @@ def ring_attention(op: int, context: int) -> int:
     kv = _input(op, context, state, 3)
     if rows < 0 or segment_count < 0 or kv == 0 or state[Op.BYTES] != _WORD:
         return _refuse(state)
-    if rope_bytes != 4 * state[attribute + AttentionOp.ROPE_TABLES] * rows * rotary_dim:
+    tables, table = state[attribute + AttentionOp.ROPE_TABLES], state[attribute + AttentionOp.ROPE_TABLE]
+    if rope_bytes != 4 * 2 * tables * rows * rotary_dim:
         return _refuse(state)
     descriptor = i64_at(kv, 1)[0]
     if descriptor != workspace[Workspace.CACHE]:
@@ -289,17 +310,18 @@ def ring_attention(op: int, context: int) -> int:
     record = i64_at(layer_address, LAYER_FIELDS)
     if record[CacheLayer.KV_HEADS] != kv_heads or record[CacheLayer.HEAD_DIM] != head_dim:
         return _refuse(state)
-    if record[CacheLayer.WINDOW] != state[attribute + AttentionOp.WINDOW]:
+    window = state[attribute + AttentionOp.WINDOW]
+    if record[CacheLayer.WINDOW] != window and (window != UNBOUNDED or record[CacheLayer.WINDOW] < 1):
         return _refuse(state)
     out = _output(op, context, state, 0, rows, heads * head_dim)
     if rows == 0:
         return 0
     if qkv == 0 or segments == 0 or out == 0:
         return _refuse(state)
-    if not _segments_are_sound(i32_at(segments, 4 * segment_count), segment_count, rows, cache):
+    table_of_segments = i32_at(segments, 4 * segment_count)
+    if not _segments_are_sound(table_of_segments, segment_count, rows, cache, record):
         return _refuse(state)
 
-    table = state[attribute + AttentionOp.ROPE_TABLE]
     fields[AttentionCall.QKV] = qkv
     fields[AttentionCall.OUT] = out
     fields[AttentionCall.ROWS] = rows
@@ -323,6 +345,10 @@ def ring_attention(op: int, context: int) -> int:
     tasks = call_1(state[Op.PLAN], call)
     if tasks < 0:
         return _refuse(state)
+    furthest = _note_written(table_of_segments, segment_count, cache)
+    sinks = record[CacheLayer.SINKS]
+    if sinks > 0 and table >= 0 and furthest > sinks + record[CacheLayer.WINDOW]:
+        fields[AttentionCall.SINK_ROPE] = rope + 4 * (tables + table) * rows * rotary_dim
     status = _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
     if status == 0:
         status = _run(context, state, Op.SECOND_PHASE, tasks, 1, call)

@@ -184,7 +184,9 @@ def _fill_attention(node: Node, state: np.ndarray, ops: SessionOps) -> None:
     window = node.integer("window", 1, UNBOUNDED, default=UNBOUNDED)
     rotary_dim = node.integer("rotary_dim", 0, head_dim)
     tables = node.integer("rope_tables", 0, 8)
-    expected = [(CacheLayer.KV_HEADS, kv_heads), (CacheLayer.HEAD_DIM, head_dim), (CacheLayer.WINDOW, window)]
+    expected = [(CacheLayer.KV_HEADS, kv_heads), (CacheLayer.HEAD_DIM, head_dim)]
+    if window < UNBOUNDED:  # the cache gives global layers a window of its own where it slides
+        expected.append((CacheLayer.WINDOW, window))
     if any(record[name] != value for name, value in expected) or heads % kv_heads or head_dim % 8 or rotary_dim % 2:
         raise SessionError(f"{node.op}: layer {layer} does not fit the cache's geometry")
     attributes = state[Op.ATTRIBUTE :]

@@ -17,7 +17,7 @@ from typing import Any
 
 from edge_llm.errors import ModelFormatError, UnsupportedModelError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
 WEIGHTS_NAME = "weights.bin"

@@ -19,6 +19,7 @@ from edge_llm.kernels.layout import (
     LAYER_FIELDS,
     WORKSPACE_FIELDS,
     Cache,
+    CacheLayer,
     Workspace,
     attention_scratch_bytes,
     quantised_bytes,
@@ -83,8 +84,10 @@ class Session:
 
         self._ids = np.zeros(max_rows, np.int64)
         self._segments = np.zeros(4 * max_rows, np.int32)
-        width = manifest.rope[0].rotary_dim if manifest.rope else 0
-        self._rope = np.zeros(max(len(manifest.rope), 1) * max_rows * max(width, 1), np.float32)
+        self._tables = len(manifest.rope)
+        self._rotary_dim = manifest.rope[0].rotary_dim if manifest.rope else 0
+        self._sink_context = _sink_context(self._cache)
+        self._rope = np.zeros(max(2 * self._tables * max_rows * self._rotary_dim, 1), np.float32)
         self._logit_rows = np.zeros(max_rows, np.int64)
         self._kv = np.array(cache_descriptor, np.int64)
         self._logits = np.empty(max_rows * self.vocab, np.float32)
@@ -148,12 +151,16 @@ class Session:
             self._segments[4 * i : 4 * i + 4] = (segment.slot, first, n, segment.position)
             self._logit_rows[wanted : wanted + segment.logit_rows] = np.arange(end - segment.logit_rows, end)
             first, wanted = end, wanted + segment.logit_rows
-        if self.manifest.rope:
-            width = self.manifest.rope[0].rotary_dim
-            tables = len(self.manifest.rope)
-            rope_rows(
-                self.manifest.rope, positions, out=self._rope[: tables * rows * width].reshape(tables, rows, width)
-            )
+        self._fill_rope(positions)
+
+    def _fill_rope(self, positions: np.ndarray) -> None:
+        """Each row's own entries, and where a row has slid those of its queries against sinks: as if it were the last
+        row that attends to everything (StreamingLLM, arXiv:2309.17453: positions inside the cache)."""
+        entries = self._rope[: 2 * self._tables * len(positions) * self._rotary_dim]
+        own, sink = np.split(entries.reshape(2 * self._tables, len(positions), self._rotary_dim), 2)
+        rope_rows(self.manifest.rope, positions, out=own)
+        if self._sink_context is not None and positions.max() >= self._sink_context:
+            rope_rows(self.manifest.rope, np.minimum(positions, self._sink_context - 1), out=sink)
 
     def _binding(self, rows: int, segments: int, logit_rows: int) -> _Binding:
         """The IO binding for these shapes; decode steps of one conversation use the same one for ever."""
@@ -167,12 +174,10 @@ class Session:
         return binding
 
     def _bind(self, rows: int, segments: int, logit_rows: int) -> _Binding:
-        tables = len(self.manifest.rope)
-        width = self.manifest.rope[0].rotary_dim if tables else 0
         inputs: dict[str, _Tensor] = {
             "input_ids": (self._ids, (rows,), ElementType.INT64),
             "segments": (self._segments, (segments, 4), ElementType.INT32),
-            "rope": (self._rope, (tables, rows, width), ElementType.FLOAT),
+            "rope": (self._rope, (2 * self._tables, rows, self._rotary_dim), ElementType.FLOAT),
             "logit_rows": (self._logit_rows, (logit_rows,), ElementType.INT64),
             "kv": (self._kv, (), ElementType.INT64),
         }
@@ -199,7 +204,7 @@ class Session:
             max_rows=rows,
             heads=size.heads,
             head_dim=size.head_dim,
-            context=int(self._cache[Cache.CONTEXT]),
+            capacity=int(_layers(self._cache)[:, CacheLayer.CAPACITY].max()),
         )
         blocks = aligned_zeros(quantised_bytes(rows, inputs))
         attention = aligned_zeros(scratch)
@@ -265,3 +270,16 @@ def _descriptor(address: int) -> np.ndarray:
         raise SessionError("the cache descriptor is not one")
     length = Cache.FIRST_LAYER + LAYER_FIELDS * int(header[Cache.LAYERS])
     return np.ctypeslib.as_array((ctypes.c_int64 * length).from_address(address))
+
+
+def _layers(cache: np.ndarray) -> np.ndarray:
+    """int64 [layers, LAYER_FIELDS]: the layers' records in a cache descriptor."""
+    return cache[Cache.FIRST_LAYER :].reshape(-1, LAYER_FIELDS)
+
+
+def _sink_context(cache: np.ndarray) -> int | None:
+    """The position from which on rows see sinks and no longer what follows them; None: the cache keeps no sinks."""
+    layers = _layers(cache)
+    slides = layers[:, CacheLayer.SINKS] > 0
+    contexts = layers[slides, CacheLayer.SINKS] + layers[slides, CacheLayer.WINDOW]
+    return int(contexts.min()) if slides.any() else None

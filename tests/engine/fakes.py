@@ -211,7 +211,8 @@ def make_core(
 ) -> EngineCore:
     """An engine over fakes; `core.session` is the FakeSession."""
     config = EngineConfig(context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, **options})
-    kv = KVCache(CacheGeometry((LayerGeometry(1, 8),)), slots=slots, context=context, kv_type=KvType.INT8)
+    geometry = CacheGeometry((LayerGeometry(1, 8),))
+    kv = KVCache(geometry, slots=slots, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
     session = FakeSession(kv, max_rows=max_rows, model=model)
     intake = Intake(
         manifest(eos=eos),

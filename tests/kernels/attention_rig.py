@@ -129,7 +129,7 @@ class Rig:
             table.append((segment.slot, len(positions), len(segment.qkv), segment.position))
             positions += range(segment.position, segment.position + len(segment.qkv))
         rows = len(positions)
-        size = attention_scratch_bytes(max_rows=rows, heads=s.heads, head_dim=s.dim, context=s.capacity)
+        size = attention_scratch_bytes(max_rows=rows, heads=s.heads, head_dim=s.dim, capacity=s.capacity)
         scratch = self._buffer("scratch", (-(-size // 64) * 64,), np.uint8)
         out = self._buffer("out", (rows, s.heads, s.dim), np.float32)
         call[:] = 0

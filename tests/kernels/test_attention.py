@@ -183,14 +183,14 @@ def test_without_room_for_parts_work_is_cut_by_rows_only() -> None:
     rig = Rig(Shape(heads=6, kv_heads=2, dim=8, capacity=32 * TILE))
     row = Segment(0, 2000, random_rows(rig.shape, 1))
     assert planned(rig, [row], 4) == (16, 1)
-    rig.call[AttentionCall.SCRATCH_BYTES] -= 8 * 6 * 9 * (4 * 8 + 8)  # all parts
+    rig.call[AttentionCall.SCRATCH_BYTES] -= 8 * 6 * 11 * (4 * 8 + 8)  # all parts
     assert attention_plan(rig.call.ctypes.data) == 2
     assert rig.call[AttentionCall.MERGES] == 0
 
 
 def test_the_scratch_is_modest() -> None:
-    assert attention_scratch_bytes(max_rows=512, heads=9, head_dim=64, context=8192) < 5 << 20
-    assert attention_scratch_bytes(max_rows=1, heads=9, head_dim=64, context=512) < 1 << 20
+    assert attention_scratch_bytes(max_rows=512, heads=9, head_dim=64, capacity=8448) < 5 << 20
+    assert attention_scratch_bytes(max_rows=1, heads=9, head_dim=64, capacity=768) < 1 << 20
 
 
 _WRONG_FIELDS = {

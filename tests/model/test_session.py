@@ -33,12 +33,18 @@ IDS = np.random.default_rng(3).integers(4, 300, 400).tolist()
 
 @contextmanager
 def opened(
-    folder: Path, kernels: KernelLibrary, *, kv_type: KvType = KvType.INT8, threads: int = 2, slots: int = 4
+    folder: Path,
+    kernels: KernelLibrary,
+    *,
+    kv_type: KvType = KvType.INT8,
+    threads: int = 2,
+    slots: int = 4,
+    context: int = CONTEXT,
 ) -> Iterator[tuple[Session, KVCache]]:
     manifest = ModelManifest.read(folder)
     size = manifest.dimensions
     layers = tuple(LayerGeometry(size.kv_heads, size.head_dim, layer.window) for layer in manifest.layers)
-    cache = KVCache(CacheGeometry(layers), slots=slots, context=CONTEXT, kv_type=kv_type)
+    cache = KVCache(CacheGeometry(layers), slots=slots, context=context, kv_type=kv_type, max_chunk=MAX_ROWS)
     with Session(
         folder,
         manifest,
@@ -217,13 +223,14 @@ def test_impossible_steps_are_refused(session: tuple[Session, KVCache, np.ndarra
     assert np.array_equal(read(model, cache, [128])[:10], expected[:10])  # and the session lives on
 
 
-def test_a_step_past_the_context_is_refused(session: tuple[Session, KVCache, np.ndarray]) -> None:
-    model, cache, _ = session
-    with taken(cache, 1) as (slot,):
-        for _ in range(4):
-            run(model, cache, [(slot, [7] * 128)])
+def test_a_step_past_the_context_is_refused_where_the_cache_does_not_slide(
+    tiny_folder: Path, kernels: KernelLibrary
+) -> None:
+    with opened(tiny_folder, kernels, context=60) as (model, cache), taken(cache, 1) as (slot,):
+        run(model, cache, [(slot, [7] * 59)])
         with pytest.raises(SessionError, match="do not fit the cache"):
-            model.forward(Step((Segment(slot, CONTEXT, [7]),)))
+            model.forward(Step((Segment(slot, 59, [7] * 2),)))
+        run(model, cache, [(slot, [7])])
 
 
 def test_a_closed_session_says_so(tiny_folder: Path, kernels: KernelLibrary) -> None:

@@ -24,7 +24,7 @@ from edge_llm.model.step import Segment, Step
 def main() -> None:
     folder, threads = Path(sys.argv[1]), int(sys.argv[2])
     manifest = ModelManifest.read(folder)
-    cache = KVCache(cache_geometry(manifest), slots=1, context=8192, kv_type=KvType.INT8)
+    cache = KVCache(cache_geometry(manifest), slots=1, context=8192, kv_type=KvType.INT8, max_chunk=512)
     slot = cache.acquire()
     assert slot is not None
     session = Session(
