@@ -49,12 +49,6 @@ class StubEngine:
     def chat(self, messages: list[Message], params: SamplingParams) -> Handle:
         return self._start(list(messages), params, sum(len(message.content) for message in messages))
 
-    def _forgotten(self, request: list[Message] | str, size: int) -> tuple[tuple[int, ...], int]:
-        """What Finished says of it: messages, and a number of tokens."""
-        ends = accumulate(len(message.content) for message in request) if isinstance(request, list) else ()
-        gone = max(0, size - self.seen)
-        return tuple(index for index, end in enumerate(ends) if end <= gone), gone
-
     def complete(self, text: str, params: SamplingParams) -> Handle:
         return self._start(text, params, len(text))
 
@@ -63,17 +57,13 @@ class StubEngine:
         if size > self.limit:
             raise ContextLengthError(size, self.limit)
         mailbox, cancelled = Mailbox(), threading.Event()
-        forgotten = self._forgotten(request, size)
-        threading.Thread(target=self._say, args=(mailbox, cancelled, params, forgotten), daemon=True).start()
+        ends = accumulate(len(message.content) for message in request) if isinstance(request, list) else ()
+        self.forgotten_tokens = max(0, size - self.seen)
+        self.forgotten = tuple(index for index, end in enumerate(ends) if end <= self.forgotten_tokens)
+        threading.Thread(target=self._say, args=(mailbox, cancelled, params), daemon=True).start()
         return Handle(mailbox, cancelled.set)
 
-    def _say(
-        self,
-        mailbox: Mailbox,
-        cancelled: threading.Event,
-        params: SamplingParams,
-        forgotten: tuple[tuple[int, ...], int],
-    ) -> None:
+    def _say(self, mailbox: Mailbox, cancelled: threading.Event, params: SamplingParams) -> None:
         said = 0
         for piece in self.pieces:
             if cancelled.is_set() or (self.delay and cancelled.wait(self.delay)):
@@ -86,8 +76,10 @@ class StubEngine:
         reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.STOP
         timings = Timings(0.0, 0.01, 0.1, 1000.0, 200.0, 0.005)
         seed = 5 if params.seed is None else params.seed
-        messages, tokens = forgotten
-        mailbox.put(Finished(reason, Usage(7, said, 2), timings, seed, forgotten=messages, forgotten_tokens=tokens))
+        usage = Usage(7, said, 2)
+        mailbox.put(
+            Finished(reason, usage, timings, seed, forgotten=self.forgotten, forgotten_tokens=self.forgotten_tokens)
+        )
 
 
 def opener(engine: StubEngine):
