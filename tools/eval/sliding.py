@@ -9,9 +9,9 @@ Three readings of the same ids (teacher forcing), compared by the perplexity of 
     recomputed     for every `--every`-th token, the first 64 and the last `context - 64` tokens before it are read anew at
                    positions 0, 1, 2, ...
 
-Then each goes on by itself, from several seeds, the third from its last reading. A text that has lost its thread repeats itself
-(few of its sequences of four tokens are distinct) or surprises the model that reads it after the end of the text, in an
-empty context (its perplexity there).
+Then both rings are asked some questions, and so is a fresh conversation, in which the model also reads the answers of all
+three: an answer that has lost its thread surprises it (its perplexity there) or repeats itself (few of its sequences of four
+tokens are distinct).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,20 +28,31 @@ import numpy as np
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.config import default_threads
 from edge_llm.engine.assembly import cache_geometry
+from edge_llm.engine.intake import Intake
+from edge_llm.engine.request import Request
+from edge_llm.engine.window import ContextWindow
 from edge_llm.install.importer import resolve
 from edge_llm.kernels.layout import TILE, KvType
 from edge_llm.kernels.warmup import KernelLibrary, load_kernels
-from edge_llm.model.manifest import TOKENIZER_NAME, ModelManifest
+from edge_llm.messages import Message
+from edge_llm.model.manifest import ModelManifest
 from edge_llm.model.session import Session
 from edge_llm.model.step import Segment, Step
 from edge_llm.sampling.decoders import SampledDecoder
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
-from edge_llm.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 256
-SPEECH = SamplingParams(temperature=0.8, top_p=0.95).with_defaults({})
+_FOUR = 4
+QUESTIONS = (
+    "What is the capital of France?",
+    "How do I boil an egg?",
+    "Why is the sky blue?",
+    "Write two sentences about the sea.",
+    "Name three animals that live in Africa.",
+    "What should I pack for a week in the mountains?",
+)
 
 
 def own_text() -> list[Path]:
@@ -104,22 +115,24 @@ class Reader:
             found.append(_losses(self.read(ids[first - 1 : first - 1 + len(targets)], len(targets)), targets))
         return np.concatenate(found)
 
-    def continuation(self, last_token: int, decoder: SampledDecoder, tokens: int) -> list[int]:
-        """What the model says after `last_token`, which was not read yet; nothing of it is remembered."""
+    def answer(self, prompt: Sequence[int], decoder: SampledDecoder, ends: Collection[int]) -> list[int]:
+        """What the model says after `prompt`; then neither is remembered."""
         assert self._slot is not None
         length = self._cache.length(self._slot)
-        said = [last_token]
-        while len(said) <= tokens:
-            said.append(decoder.select(self.read(said[-1:], 1)).accepted[0].token_id)
+        said = decoder.select(self.read(prompt, 1)).accepted[0].token_id
+        answer: list[int] = []
+        while said not in ends and len(prompt) + len(answer) < CHUNK:  # what can be taken back is the size of a step
+            answer.append(said)
+            said = decoder.select(self.read([said], 1)).accepted[0].token_id
         if not self._cache.truncate(self._slot, length):
-            raise SystemExit(f"{tokens} tokens cannot be taken back; say fewer than {CHUNK}")
-        return said[1:]
+            raise SystemExit("the ring has lost what the answer was given after")
+        return answer
 
 
-def read_anew(reader: Reader, ids: Sequence[int], context: int, logit_rows: int) -> np.ndarray:
-    """As `Reader.read` of `ids`, but of the first TILE and the last `context - TILE` alone, at positions 0, 1, 2, ..."""
+def read_anew(reader: Reader, ids: Sequence[int], context: int) -> np.ndarray:
+    """float32 [1, vocab]: what follows `ids` when only the first TILE and the last `context - TILE` are read."""
     reader.forget()
-    return reader.read([*ids[:TILE], *ids[max(TILE, len(ids) - (context - TILE)) :]], logit_rows)
+    return reader.read([*ids[:TILE], *ids[max(TILE, len(ids) - (context - TILE)) :]], 1)
 
 
 def _losses(logits: np.ndarray, targets: Sequence[int]) -> np.ndarray:
@@ -129,16 +142,9 @@ def _losses(logits: np.ndarray, targets: Sequence[int]) -> np.ndarray:
     return losses
 
 
-def judged(reader: Reader, before: Sequence[int], said: Sequence[int]) -> np.ndarray:
-    """float64 [said]: minus the log-probability of each token when it is read after `before` alone."""
-    reader.forget()
-    reader.read(before[:-1])
-    return _losses(reader.read([before[-1], *said[:-1]], len(said)), said)
-
-
 def distinct(ids: Sequence[int]) -> float:
     """Share of the sequences of four tokens that are distinct."""
-    fours = list(zip(*(ids[start:] for start in range(4)), strict=False))
+    fours = [tuple(ids[start : start + _FOUR]) for start in range(len(ids) - _FOUR + 1)]
     return len(set(fours)) / len(fours)
 
 
@@ -147,10 +153,9 @@ def perplexity(losses: np.ndarray) -> float:
 
 
 def measure_reading(readers: dict[str, Reader], ids: Sequence[int], options: argparse.Namespace) -> dict[str, object]:
-    """Perplexities of the last tokens; afterwards all readers have read all but the last one."""
+    """Perplexities of the last tokens; the rings have then read all but the very last one."""
     places = range(len(ids) - options.last, len(ids), options.every)
-    anew = [_losses(read_anew(readers["recomputed"], ids[:i], options.context, 1), ids[i : i + 1]) for i in places]
-    read_anew(readers["recomputed"], ids[:-1], options.context, 0)
+    anew = [_losses(read_anew(readers["fresh"], ids[:i], options.context), ids[i : i + 1]) for i in places]
     result: dict[str, object] = {"recomputed": {"at the places": perplexity(np.concatenate(anew))}}
     for name in ("sliding", "without sinks"):
         losses = readers[name].losses(ids, options.last)
@@ -158,61 +163,55 @@ def measure_reading(readers: dict[str, Reader], ids: Sequence[int], options: arg
     return result
 
 
-def measure_speech(
-    readers: dict[str, Reader], ids: Sequence[int], sampler: Sampler, options: argparse.Namespace
-) -> dict[str, tuple[list[int], dict[str, float]]]:
-    """For each reader its first continuation, and the figures of all."""
-    texts = {}
-    for name, reader in readers.items():
-        decoders = [SampledDecoder(sampler.sequence(SPEECH.with_options(seed=seed))) for seed in range(options.seeds)]
-        texts[name] = [reader.continuation(ids[-1], decoder, options.say) for decoder in decoders]
-    judge = readers["recomputed"]
-    return {
-        name: (
-            said[0],
-            {
-                "perplexity": perplexity(np.concatenate([judged(judge, ids[-CHUNK:], one) for one in said])),
-                "distinct": float(np.mean([distinct(one) for one in said])),
-            },
-        )
-        for name, said in texts.items()
-    }
+def answered(
+    reader: Reader, prompts: Sequence[list[int]], sampler: Sampler, manifest: ModelManifest
+) -> list[list[int]]:
+    """The answer to each prompt, sampled as the model's recipe recommends."""
+    params = SamplingParams(seed=1).with_defaults(manifest.sampling)
+    return [reader.answer(prompt, SampledDecoder(sampler.sequence(params)), manifest.tokens.eos) for prompt in prompts]
+
+
+def judged(judge: Reader, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> dict[str, float]:
+    """The figures of all answers together."""
+    surprise = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        judge.forget()
+        judge.read(prompt[:-1])
+        surprise.append(_losses(judge.read([prompt[-1], *answer[:-1]], len(answer)), answer))
+    repeats = [distinct(answer) for answer in answers if len(answer) >= _FOUR]
+    return {"perplexity": perplexity(np.concatenate(surprise)), "distinct": float(np.mean(repeats))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="name of a model, its folder, or a FILE.gguf")
     parser.add_argument("--text", type=Path, nargs="+", help="text files, read in this order; default: our own")
-    for name, default in (
-        ("tokens", 20_000),
-        ("context", 1024),
-        ("last", 4000),
-        ("every", 16),
-        ("say", 160),
-        ("seeds", 8),
-    ):
+    for name, default in (("tokens", 20_000), ("context", 1024), ("last", 4000), ("every", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kv-dtype", choices=("int8", "f32"), default="int8")
     options = parser.parse_args()
     folder = resolve(options.model)
     model = Model(folder, ModelManifest.read(folder), load_kernels(), KvType[options.kv_dtype.upper()])
-    tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
+    sampler = Sampler(model.kernels, model.manifest.dimensions.vocab)
+    window = ContextWindow(options.context)
+    intake = Intake.open(folder, model.manifest, sampler=sampler, window=window, policy="slide")
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in options.text or own_text())
-    ids = tokenizer.encode_raw(text)[-options.tokens :]
+    ids = intake.tokenizer.encode_raw(text)[-options.tokens :]
     if len(ids) < options.tokens:
         raise SystemExit(f"the text has {len(ids)} tokens, not {options.tokens}")
-    sinks = {"sliding": TILE, "without sinks": 0, "recomputed": TILE}
+    sinks = {"sliding": TILE, "without sinks": 0, "fresh": TILE}
     readers = {name: Reader(model, context=options.context, sinks=kept) for name, kept in sinks.items()}
     reading = measure_reading(readers, ids, options)
-    speech = measure_speech(readers, ids, Sampler(model.kernels, model.manifest.dimensions.vocab), options)
-    for name, (said, _) in speech.items():
-        print(f"--- {name} ---\n{tokenizer.decode(said)}\n")
-    settings = {
-        name: getattr(options, name) for name in ("tokens", "context", "last", "every", "kv_dtype", "say", "seeds")
-    }
+    readers["fresh"].forget()
+    prompts = [intake.prompt(Request.chat([Message.user(question)]))[0] for question in QUESTIONS]
+    answers = {name: answered(reader, prompts, sampler, model.manifest) for name, reader in readers.items()}
+    for name, given in answers.items():
+        for question, answer in zip(QUESTIONS, given, strict=True):
+            print(f"--- {name}: {question}\n{intake.tokenizer.decode(answer)}\n")
+    figures = {name: judged(readers["fresh"], prompts, given) for name, given in answers.items()}
+    settings = {name: getattr(options, name) for name in ("tokens", "context", "last", "every", "kv_dtype")}
     digest = hashlib.sha256(text.encode()).hexdigest()
-    spoken = {name: figures for name, (_, figures) in speech.items()}
-    print(json.dumps({**settings, "text_sha256": digest, "reading": reading, "speech": spoken}))
+    print(json.dumps({**settings, "text_sha256": digest, "reading": reading, "answers": figures}))
 
 
 if __name__ == "__main__":
