@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,8 @@ from edge_llm.errors import ModelFormatError, ParameterError, quoted
 from edge_llm.messages import Message
 from edge_llm.text.added_tokens import MAX_ID, AddedToken, TextFinder, added_tokens
 from edge_llm.text.detokenizer import Detokenizer
-from edge_llm.text.prompt import FIRST_REPLAY, SCAFFOLD, RenderedPrompt
+from edge_llm.text.places import message_places, token_spans
+from edge_llm.text.prompt import SCAFFOLD, RenderedPrompt
 from edge_llm.text.tokenizer_parts import build_encoder, bytes_of_tokens, vocabulary
 
 MAX_FILE_BYTES = 64 << 20
@@ -130,16 +131,26 @@ class Tokenizer:
         An answer that carries its ids is replayed as it was sampled if they are of this tokenizer and give exactly the
         text in the prompt; else its text is encoded.
         """
+        return [token_id for _, _, ids in self._parts(prompt) for token_id in ids]
+
+    def encode_conversation(self, prompt: RenderedPrompt) -> tuple[list[int], tuple[range, ...]]:
+        """As `encode_prompt`, and for each message where its tokens lie (see `message_places`)."""
         ids: list[int] = []
-        text = prompt.text
-        done = 0
-        begins = True
-        for piece in self._pieces(prompt):
-            ids += self.encode_content(text[done : piece.start], begins=begins)
-            ids += piece.ids
+        spans: list[tuple[int, int]] = []
+        for start, end, part in self._parts(prompt):
+            ids += part
+            spans += token_spans(prompt.text[start:end], start, [self.token_bytes(i) for i in part])
+        return ids, message_places(prompt, spans)
+
+    def _parts(self, prompt: RenderedPrompt) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """(start, end, ids) of all parts of a prompt in order."""
+        done, begins = 0, True
+        for piece in (*self._pieces(prompt), _Piece(len(prompt.text), len(prompt.text), ())):
+            if done < piece.start:
+                yield done, piece.start, self.encode_content(prompt.text[done : piece.start], begins=begins)
+            yield piece.start, piece.end, piece.ids
             done = piece.end
             begins = self._control_ids.issuperset(piece.ids)  # not after an answer
-        return ids + self.encode_content(text[done:], begins=begins)
 
     def _pieces(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
         """In order, without overlap."""
@@ -153,17 +164,17 @@ class Tokenizer:
                     piece = _widened(prompt.text, max(done, first), last, token, done)
                     yield piece
                     done = piece.end
-            elif ord(origin) >= FIRST_REPLAY:
-                message = prompt.replays[ord(origin) - FIRST_REPLAY]
-                ids = self._replay(message) if prompt.text[start:end] == message.content and start >= done else None
+            elif (index := prompt.message_of(origin)) is not None and start >= done:
+                message = prompt.messages[index]
+                ids = self._replay(message) if prompt.text[start:end] == message.content else None
                 if ids is not None:
                     yield _Piece(start, end, ids)
                     done = end
 
     def _replay(self, message: Message) -> tuple[int, ...] | None:
         """The ids that say exactly the message's content, without the end token after it; None if they do not."""
-        ids = message.token_ids or ()
-        if message.tokenizer_digest != self.digest or not all(0 <= i < self.vocab_size for i in ids):
+        ids = message.token_ids
+        if ids is None or message.tokenizer_digest != self.digest or not all(0 <= i < self.vocab_size for i in ids):
             return None
         while ids and ids[-1] in self.special_ids:
             ids = ids[:-1]
