@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -98,9 +99,33 @@ def target_cpu() -> tuple[str, str]:
 
 def detect_lowering() -> Lowering:
     """The best lowering for the CPU that Numba compiles for."""
-    _, features = target_cpu()
+    name, features = target_cpu()
     present = {word[1:] for word in features.split(",") if word.startswith("+")}
+    # LLVM reads few of an ARM CPU's features from the system, and goes by its name for the others.
+    if "neon" in present and _has_sdot(name, features):
+        present.add("dotprod")
     return next(lowering for lowering, needs in _NEEDS if needs <= present)
+
+
+_BYTE_PRODUCT = """
+define i32 @product(<16 x i8> %a, <16 x i8> %b) {
+  %x = sext <16 x i8> %a to <16 x i32>
+  %y = sext <16 x i8> %b to <16 x i32>
+  %z = mul <16 x i32> %x, %y
+  %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %z)
+  ret i32 %sum
+}
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+"""
+
+
+@cache
+def _has_sdot(name: str, features: str) -> bool:
+    """Whether LLVM takes the ARM CPU `name` with `features` to have sdot: it then uses it here, and can select it."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple("aarch64").create_target_machine(cpu=name, features=features)
+    return "sdot" in machine.emit_assembly(llvm.parse_assembly(_BYTE_PRODUCT))
 
 
 def fma(builder: Any, lowering: Lowering, a: Any, b: Any, c: Any) -> Any:

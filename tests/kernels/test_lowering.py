@@ -79,6 +79,23 @@ def test_the_features_choose_the_lowering(name: str, monkeypatch: pytest.MonkeyP
     assert lowering.detect_lowering().name == name
 
 
+@pytest.mark.parametrize(
+    ("cpu", "features", "name"),
+    [
+        ("cortex-a76", "+crc,+neon", "neondot"),  # what LLVM tells of a Raspberry Pi 5: its name has to say the rest
+        ("neoverse-n1", "+neon", "neondot"),
+        ("cortex-a72", "+crc,+neon", "neon"),
+        ("generic", "+neon", "neon"),
+        ("cortex-a76", "+neon,-dotprod", "neon"),
+        ("cortex-a76", "", "generic"),
+    ],
+)
+def test_an_arm_cpu_is_known_by_its_name(cpu: str, features: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.core.config, "CPU_NAME", cpu)
+    monkeypatch.setattr(numba.core.config, "CPU_FEATURES", features)
+    assert lowering.detect_lowering().name == name
+
+
 def test_a_feature_switched_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.core.config, "CPU_FEATURES", TARGETS["avxvnni"][1].replace("+avxvnni", "-avxvnni"))
     assert lowering.detect_lowering() is lowering.AVX2
