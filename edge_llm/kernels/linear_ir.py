@@ -18,7 +18,16 @@ from numba.extending import intrinsic
 
 from edge_llm.kernels.block_format import BlockFormat
 from edge_llm.kernels.layout import ACTIVATION_BLOCK, GROUP_ROWS, ROW_TILE
-from edge_llm.kernels.lowering import Lowering, dot_many, fma, half_to_float, split_nibbles
+from edge_llm.kernels.lowering import (
+    Lowering,
+    broadcast_steps,
+    byte_codes,
+    dot_many,
+    fma,
+    half_to_float,
+    split_nibbles,
+    sum_bytes,
+)
 from edge_llm.kernels.quantise_ir import NEGATIVE, RECORD_BYTES, SCALE, TERMS, integer_start
 from edge_llm.kernels.vector_ir import (
     F16,
@@ -30,7 +39,6 @@ from edge_llm.kernels.vector_ir import (
     integers_to_float,
     load,
     load_broadcast,
-    load_broadcast_bytes,
     offset,
     prefetch,
     store,
@@ -79,7 +87,7 @@ class _Block:
         loads = _STEPS * self.form.bits // 8
         lines = [load(builder, offset(builder, address, 64 * i), kind, self.lowering.lanes * 4) for i in range(loads)]
         if self.form.bits == 8:
-            return lines
+            return [byte_codes(builder, self.lowering, line) for line in lines]
         return [half for line in lines for half in split_nibbles(builder, line)]
 
     def _scales(self, address: Any) -> list[tuple[Any, Any]]:
@@ -104,7 +112,7 @@ class _Block:
         accs, steps = [], []
         length = _STEPS // self.parts // chains
         for record in records:
-            x = [load_broadcast_bytes(builder, offset(builder, record, 4 * t), lanes) for t in range(_STEPS)]
+            x = broadcast_steps(builder, self.lowering, record, _STEPS)
             for codes in self.codes:
                 for first in range(0, _STEPS, length):
                     part, chain = divmod(first // length, chains)
@@ -121,10 +129,17 @@ class _Block:
         return [[[total() for _ in range(self.parts)] for _ in self.codes] for _ in records]
 
     def _start(self, record: Any, part: int) -> Any:
-        lanes = self.lowering.lanes
+        builder, lanes = self.builder, self.lowering.lanes
+        start = constant(I32, lanes, integer_start(self.lowering))
+        if self.form.bits == 8 and self.lowering.signed:  # the codes are short of 128
+            if not self.form.minimum:
+                return start
+            block = self.form.block
+            total = sum_bytes(builder, self.lowering, offset(builder, record, part * block), block)
+            return builder.add(start, builder.shl(total, constant(I32, lanes, 7)))
         if self.form.minimum:
-            return constant(I32, lanes, integer_start(self.lowering))
-        return load_broadcast(self.builder, offset(self.builder, record, TERMS + 4 * part), I32, lanes)
+            return start
+        return load_broadcast(builder, offset(builder, record, TERMS + 4 * part), I32, lanes)
 
     def _finish(self, record: Any, integers: list[list[Any]], sums: list[Any]) -> list[Any]:
         """The row's sums with m * scale * sum(c) and d * scale * sum(q * c) of each weight block added."""
@@ -152,16 +167,18 @@ class _Block:
 def multiply_tile(lowering: Lowering, forms: Sequence[BlockFormat]) -> Callable[..., None]:
     """Intrinsic (form, codes_0, codes_1, scales_0, scales_1, x, sums, rows, blocks): add x @ weights.T to `sums`.
 
-    Weights are stored as `forms[form]`. A pass has `pass_vectors` vectors of outputs, whose codes and scales start
-    at the given addresses. `x` is the first record of a tile, `sums` float32 [rows][vectors * lanes], 64-byte aligned.
-    All rows go over a block while its codes stay in registers.
+    Weights are stored as `forms[form]`. A pass has `pass_vectors` vectors of outputs: two groups, whose codes and scales
+    start at the given addresses, or a part of the first. `x` is the first record of a tile, `sums` float32
+    [rows][vectors * lanes], 64-byte aligned. All rows go over a block while its codes stay in registers.
     """
     lanes, vectors = lowering.lanes, pass_vectors(lowering)
     together = 4  # rows whose chains of dot products overlap
 
     def emit(builder: Any, form: BlockFormat, args: list[Any]) -> None:
         codes_0, codes_1, scales_0, scales_1, x, sums, rows, blocks = args
-        places = [(codes_0, scales_0), (codes_1, scales_1)][:vectors]
+        places = _places(builder, lanes, codes_0, scales_0, vectors)
+        if lanes == GROUP_ROWS:
+            places = [(codes_0, scales_0), (codes_1, scales_1)][:vectors]
         in_fours = builder.and_(rows, I64(-together))
         with cgutils.for_range(builder, blocks, intp=I64) as loop:
             block = _Block(builder, lowering, form, places, loop.index)
@@ -207,9 +224,7 @@ def multiply_row(lowering: Lowering, forms: Sequence[BlockFormat]) -> Callable[.
 
     def emit(builder: Any, form: BlockFormat, args: list[Any]) -> None:
         codes, scales, x, sums, blocks = args
-        places = [
-            (offset(builder, codes, 4 * lanes * v), offset(builder, scales, 2 * lanes * v)) for v in range(vectors)
-        ]
+        places = _places(builder, lanes, codes, scales, vectors)
         held = [cgutils.alloca_once_value(builder, value) for value in _load_floats(builder, lanes, sums, vectors)]
         with cgutils.for_range(builder, blocks, intp=I64) as loop:
             block = _Block(builder, lowering, form, places, loop.index)
@@ -236,6 +251,11 @@ def _for_form(forms: Sequence[BlockFormat], emit: Callable[..., None]) -> Callab
         return context.get_dummy_value()
 
     return generate
+
+
+def _places(builder: Any, lanes: int, codes: Any, scales: Any, vectors: int) -> list[tuple[Any, Any]]:
+    """Where codes and scales of the first `vectors` vectors of a group stand."""
+    return [(offset(builder, codes, 4 * lanes * v), offset(builder, scales, 2 * lanes * v)) for v in range(vectors)]
 
 
 def _load_floats(builder: Any, lanes: int, address: Any, vectors: int) -> list[Any]:

@@ -20,14 +20,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from edge_llm.kernels.layout import SPLIT, TILE
-from edge_llm.kernels.lowering import AVX2, AVX512VNNI, AVXVNNI, detect_lowering, dot_bytes, fma
+from edge_llm.kernels.lowering import byte_codes, detect_lowering, dot_bytes, dot_words, fma
 from edge_llm.kernels.vector_ir import (
     F32,
     I8,
     I16,
     I32,
     I64,
-    call,
     constant,
     load,
     load_broadcast,
@@ -37,7 +36,7 @@ from edge_llm.kernels.vector_ir import (
 
 LOWERING = detect_lowering()
 LANES = LOWERING.lanes
-BYTE_DOT = LOWERING in (AVX512VNNI, AVXVNNI)
+BYTE_DOT = LOWERING.bytewise
 
 QUERY_TERMS = 2
 """terms of a quantised query: 1 (7 bits and sign) or 2 (14 bits and sign)"""
@@ -80,7 +79,8 @@ class _Int8Product:
     def load(self, builder: Any, address: Any, lanes: int) -> Any:
         value = load(builder, address, vector(I32, lanes), 4)
         if BYTE_DOT:
-            return builder.bitcast(value, vector(I8, 4 * lanes))
+            codes = builder.bitcast(value, vector(I8, 4 * lanes))
+            return byte_codes(builder, LOWERING, codes) if self._unsigned else codes
         pairs = builder.bitcast(value, vector(I16, 2 * lanes))
         eight = constant(I16, 2 * lanes, 8)
         if self._unsigned:
@@ -91,7 +91,8 @@ class _Int8Product:
 
     def add(self, builder: Any, sums: list[Any], tile: Any, x: list[Any]) -> list[Any]:
         if not BYTE_DOT:
-            return [_add_words(builder, _add_words(builder, sums[0], tile[0], x[0]), tile[1], x[1])]
+            even = dot_words(builder, LOWERING, sums[0], tile[0], x[0])
+            return [dot_words(builder, LOWERING, even, tile[1], x[1])]
         terms = [builder.bitcast(term, tile.type) for term in x]
         pairs = [(tile, term) if self._unsigned else (term, tile) for term in terms]
         return [dot_bytes(builder, LOWERING, total, [pair]) for total, pair in zip(sums, pairs, strict=True)]
@@ -120,19 +121,6 @@ class _FloatProduct:
 _KEYS = _Int8Product(True, QUERY_TERMS)
 _VALUES = _Int8Product(False, WEIGHT_TERMS)
 _FLOAT = _FloatProduct()
-
-
-def _add_words(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """total + the products of the two signed 16-bit words of each 32-bit lane."""
-    lanes = total.type.count
-    if LOWERING is AVX2:
-        words = vector(I16, 2 * lanes)
-        pair = [builder.bitcast(value, words) for value in (a, b)]
-        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pair))
-    sixteen = constant(I32, lanes, 16)
-    low = [builder.ashr(builder.shl(value, sixteen), sixteen) for value in (a, b)]
-    high = [builder.ashr(value, sixteen) for value in (a, b)]
-    return builder.add(builder.add(total, builder.mul(*low)), builder.mul(*high))
 
 
 _Start = Callable[[int, Any, int], list[Any]]  # (vector, column, lanes) -> accumulators
@@ -223,8 +211,10 @@ def scores_int8(
             ]
 
             def start(v: int, column: Any, lanes: int) -> list[Any]:
-                first = load_broadcast(builder, element(builder, sums, v), I32, lanes)
-                return [constant(I32, lanes, 0)] * (_KEYS.accumulators - 1) + [first]
+                zero = constant(I32, lanes, 0)
+                # codes that are less 128 already need no correction
+                last = zero if LOWERING.signed else load_broadcast(builder, element(builder, sums, v), I32, lanes)
+                return [zero] * (_KEYS.accumulators - 1) + [last]
 
             def finish(v: int, column: Any, accumulators: list[Any]) -> None:
                 total = _KEYS.total(builder, accumulators)

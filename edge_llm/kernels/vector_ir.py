@@ -63,11 +63,6 @@ def load_broadcast(builder: Any, address: Any, element: ir.Type, lanes: int, ali
     return broadcast(builder, load(builder, address, element, align), lanes)
 
 
-def load_broadcast_bytes(builder: Any, address: Any, lanes: int, align: int = 4) -> Any:
-    """i8 [4 * lanes]: the four bytes at `address` in every lane of 32 bits, as a dot product takes activations."""
-    return builder.bitcast(load_broadcast(builder, address, I32, lanes, align), vector(I8, 4 * lanes))
-
-
 def slice_lanes(builder: Any, value: Any, first: int, count: int) -> Any:
     """The lanes `first` .. `first + count - 1` of a vector."""
     nothing = ir.Constant(value.type, ir.Undefined)

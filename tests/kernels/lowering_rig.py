@@ -11,7 +11,17 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from edge_llm.kernels.lowering import MAX_STEPS, detect_lowering, dot4_byte, dot4_nibble, dot_many, half_to_float
+from edge_llm.kernels.lowering import (
+    MAX_STEPS,
+    broadcast_steps,
+    byte_codes,
+    detect_lowering,
+    dot_bytes,
+    dot_many,
+    dot_nibbles,
+    half_to_float,
+    sum_bytes,
+)
 from edge_llm.kernels.vector_ir import F16, I8, I16, I32, load, offset, store, vector
 from tests.kernels.guard_pages import guarded_copy
 
@@ -40,25 +50,19 @@ def compiled(emit: Callable[..., None]) -> Callable[..., None]:
 def check_dots() -> None:
     """Exact sums for every kind of code and activation, extremes together."""
     rng = np.random.default_rng(6)
-    for largest, one in ((15, dot4_nibble), (255, dot4_byte)):
+    for largest, one in ((15, dot_nibbles), (255, dot_bytes)):
 
-        def single(builder: Any, codes: Any, x: Any, out: Any, dot: Any = one) -> None:
-            bytes_, words = vector(I8, 4 * LANES), vector(I32, LANES)
-            total = dot(
-                builder, LOWERING, load(builder, out, words), load(builder, codes, bytes_), load(builder, x, bytes_)
-            )
-            store(builder, total, out)
+        def pair(builder: Any, codes: Any, x: Any, at: int, nibbles: bool = largest == 15) -> tuple[Any, Any]:
+            bytes_ = [load(builder, offset(builder, base, at), vector(I8, 4 * LANES)) for base in (codes, x)]
+            return bytes_[0] if nibbles else byte_codes(builder, LOWERING, bytes_[0]), bytes_[1]
 
-        def many(builder: Any, codes: Any, x: Any, out: Any, nibbles: bool = largest == 15) -> None:
+        def single(builder: Any, codes: Any, x: Any, out: Any, dot: Any = one, pair: Any = pair) -> None:
+            before = load(builder, out, vector(I32, LANES))
+            store(builder, dot(builder, LOWERING, before, [pair(builder, codes, x, 0)]), out)
+
+        def many(builder: Any, codes: Any, x: Any, out: Any, nibbles: bool = largest == 15, pair: Any = pair) -> None:
             steps = [
-                [
-                    tuple(
-                        load(builder, offset(builder, at, 4 * LANES * (MAX_STEPS * i + t)), vector(I8, 4 * LANES))
-                        for at in (codes, x)
-                    )
-                    for t in range(MAX_STEPS)
-                ]
-                for i in range(2)
+                [pair(builder, codes, x, 4 * LANES * (MAX_STEPS * i + t)) for t in range(MAX_STEPS)] for i in range(2)
             ]
             places = [offset(builder, out, 4 * LANES * i) for i in range(2)]
             accs = [load(builder, place, vector(I32, LANES)) for place in places]
@@ -70,17 +74,48 @@ def check_dots() -> None:
             for codes, x in _operands(rng, steps * 4 * LANES, largest):
                 start = rng.integers(-(2**30), 2**30, 2 * LANES if steps > 1 else LANES).astype(np.int32)
                 out = guarded_copy(start)
+                sums = _corrected(codes, x, largest).reshape(len(start) // LANES, -1, LANES, 4).sum((1, 3))
                 function(guarded_copy(codes).ctypes.data, guarded_copy(x).ctypes.data, out.ctypes.data)
-                products = (codes.astype(np.int64) * x).reshape(len(start) // LANES, -1, LANES, 4)
-                np.testing.assert_array_equal(out, start + products.sum((1, 3)).reshape(-1))
+                np.testing.assert_array_equal(out, start + sums.reshape(-1))
+
+
+def _corrected(codes: np.ndarray, x: np.ndarray, largest: int) -> np.ndarray:
+    """Products, of codes less 128 where the lowering takes bytes so."""
+    zero = 128 if LOWERING.signed and largest == 255 else 0
+    return (codes.astype(np.int64) - zero) * x
 
 
 def _operands(rng: np.random.Generator, size: int, largest: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    random = [(rng.integers(0, largest + 1, size), rng.integers(-128, 128, size)) for _ in range(20)]
+    least = -128 if largest == 15 else -127
+    random = [(rng.integers(0, largest + 1, size), rng.integers(least, 128, size)) for _ in range(20)]
     extreme = [
-        (np.full(size, code), np.full(size, x)) for code in (0, 1, largest - 1, largest) for x in (-128, -127, 0, 127)
+        (np.full(size, code), np.full(size, x)) for code in (0, 1, largest - 1, largest) for x in (least, -1, 0, 127)
     ]
     return [(codes.astype(np.uint8), x.astype(np.int8)) for codes, x in random + extreme]
+
+
+def check_activations_of_steps() -> None:
+    """Every lane gets the four bytes of its step; a sum of bytes is exact."""
+    steps = 8
+
+    def spread(builder: Any, source: Any, out: Any, _: Any) -> None:
+        for t, value in enumerate(broadcast_steps(builder, LOWERING, source, steps)):
+            store(builder, value, offset(builder, out, 4 * LANES * t))
+
+    def total(builder: Any, source: Any, out: Any, _: Any) -> None:
+        store(builder, sum_bytes(builder, LOWERING, source, 64), out)
+
+    rng = np.random.default_rng(5)
+    x = guarded_copy(rng.integers(-127, 128, 4 * steps).astype(np.int8))
+    out = guarded_copy(np.zeros((steps, LANES, 4), np.int8))
+    compiled(spread)(x.ctypes.data, out.ctypes.data, 0)
+    np.testing.assert_array_equal(out, np.broadcast_to(x.reshape(steps, 1, 4), out.shape))
+    sums = guarded_copy(np.zeros(LANES, np.int32))
+    function = compiled(total)
+    for values in (rng.integers(-127, 128, 64), np.full(64, 127), np.full(64, -127)):
+        source = guarded_copy(values.astype(np.int8))
+        function(source.ctypes.data, sums.ctypes.data, 0)
+        assert (sums == values.sum()).all()
 
 
 def check_half_to_float() -> None:
@@ -113,6 +148,7 @@ def main() -> None:
     )
 
     check_dots()
+    check_activations_of_steps()
     check_half_to_float()
     for form in FORMS:
         check_every_remainder(form, 96, (1, 4, 7, 25))

@@ -14,19 +14,26 @@ import pytest
 from llvmlite import ir
 
 from edge_llm.kernels import lowering
-from tests.kernels.lowering_rig import check_dots, check_half_to_float
+from tests.kernels.lowering_rig import check_activations_of_steps, check_dots, check_half_to_float
 
 ROOT = Path(__file__).parents[2]
 TARGETS = {
     "avx512vnni": ("cascadelake", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni,+avx2,+fma,+f16c,+bmi2"),
     "avxvnni": ("alderlake", "+avx2,+fma,+f16c,+bmi2,+avxvnni"),
     "avx2": ("haswell", "+avx2,+fma,+f16c,+bmi2"),
-    "generic": ("x86-64", ""),
+    "sse4.1": ("nehalem", "+sse4.1,+ssse3"),
+    "neondot": ("cortex-a76", "+neon,+dotprod"),
+    "neon": ("cortex-a72", "+neon"),
+    "generic": ("generic", ""),
 }
 
 
 def test_the_dot_products_are_exact() -> None:
     check_dots()
+
+
+def test_activations_reach_every_lane() -> None:
+    check_activations_of_steps()
 
 
 def test_fp16_is_converted_exactly() -> None:
@@ -69,6 +76,23 @@ def test_the_features_choose_the_lowering(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(numba.core.config, "CPU_NAME", cpu)
     monkeypatch.setattr(numba.core.config, "CPU_FEATURES", features)
     assert lowering.target_cpu() == (cpu, features)
+    assert lowering.detect_lowering().name == name
+
+
+@pytest.mark.parametrize(
+    ("cpu", "features", "name"),
+    [
+        ("cortex-a76", "+crc,+neon", "neondot"),  # what LLVM tells of a Raspberry Pi 5: its name has to say the rest
+        ("neoverse-n1", "+neon", "neondot"),
+        ("cortex-a72", "+crc,+neon", "neon"),
+        ("generic", "+neon", "neon"),
+        ("cortex-a76", "+neon,-dotprod", "neon"),
+        ("cortex-a76", "", "generic"),
+    ],
+)
+def test_an_arm_cpu_is_known_by_its_name(cpu: str, features: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.core.config, "CPU_NAME", cpu)
+    monkeypatch.setattr(numba.core.config, "CPU_FEATURES", features)
     assert lowering.detect_lowering().name == name
 
 
