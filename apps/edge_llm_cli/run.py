@@ -6,12 +6,13 @@ import dataclasses
 import os
 import select
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from edge_llm.errors import InputError
-from edge_llm_cli import answer, console
+from edge_llm_cli import answer, console, structure
 
 if TYPE_CHECKING:
     from edge_llm_cli.answer import Answer
@@ -37,6 +38,13 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is JSON that this schema allows.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is in the language of this Lark grammar.")
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that prompt and answer may have together.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
@@ -64,13 +72,14 @@ def run(
         seed=seed,
         stop=tuple(map(answer.argument_text, stop or ())),
     )
+    form = structure.response_format(json_schema, regex, grammar)
     text = _whole_prompt(prompt, keep_end=raw)
     with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, load_s):
         if raw:
-            handle = engine.complete(text, params)
+            handle = engine.complete(text, params, response_format=form)
         else:
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
-            handle = engine.chat([*messages, Message.user(text)], params)
+            handle = engine.chat([*messages, Message.user(text)], params, response_format=form)
         result = answer.read(handle) if as_json else answer.show(handle)
         name = engine.manifest.name
     if as_json:

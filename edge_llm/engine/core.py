@@ -100,6 +100,7 @@ class EngineCore:
                 error = EngineStoppedError(f"the engine has stopped: {failure!r}")
                 error.__cause__ = failure
                 self._end(sequence, error)
+        self.intake.close()
         self._session.close()
         self.cache.close()
 

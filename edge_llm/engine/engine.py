@@ -14,6 +14,7 @@ from edge_llm.engine.handle import Handle
 from edge_llm.engine.request import Request
 from edge_llm.messages import Message
 from edge_llm.model.manifest import ModelManifest
+from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 
 
@@ -55,13 +56,21 @@ class Engine:
         core = open_engine(folder, config or EngineConfig(), progress)
         return cls(ThreadClient(core), core.intake.manifest, core.cache.context)
 
-    def chat(self, messages: Iterable[Message], params: SamplingParams | None = None) -> Handle:
-        """Answer a conversation."""
-        return self.submit(Request.chat(messages, params))
+    def chat(
+        self,
+        messages: Iterable[Message],
+        params: SamplingParams | None = None,
+        *,
+        response_format: Grammar | None = None,
+    ) -> Handle:
+        """Answer a conversation, in the language of `response_format` if one is given."""
+        return self.submit(Request.chat(messages, params, response_format=response_format))
 
-    def complete(self, text: str, params: SamplingParams | None = None) -> Handle:
+    def complete(
+        self, text: str, params: SamplingParams | None = None, *, response_format: Grammar | None = None
+    ) -> Handle:
         """Continue a text as it is, without a chat template."""
-        return self.submit(Request.completion(text, params))
+        return self.submit(Request.completion(text, params, response_format=response_format))
 
     def submit(self, request: Request) -> Handle:
         """Start any request."""

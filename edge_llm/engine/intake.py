@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -12,12 +13,13 @@ from edge_llm.engine.stream import TextStream
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
 from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
-from edge_llm.sampling.decoders import SampledDecoder
+from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
 from edge_llm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from edge_llm.sampling.grammar_compiler import GrammarCompiler
     from edge_llm.text.chat_template import ChatTemplate
 
 
@@ -39,6 +41,8 @@ class Intake:
         self.template = template
         self.context = context
         self._sampler = sampler
+        self._grammars: GrammarCompiler | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def open(cls, folder: Path, manifest: ModelManifest, *, sampler: Sampler, context: int) -> Self:
@@ -66,11 +70,38 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=SampledDecoder(self._sampler.sequence(params, ids)),
+            decoder=self._decoder(request, params, ids),
             stream=TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens),
             emit=emit,
             submitted=submitted,
         )
+
+    def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
+        sampler = self._sampler.sequence(params, ids)
+        if request.response_format is None:
+            return SampledDecoder(sampler)
+        return GrammarDecoder(sampler, self._compiler().matcher(request.response_format))
+
+    def _compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._grammars is None:
+                from edge_llm.sampling.grammar_compiler import GrammarCompiler
+
+                tokenizer, size = self.tokenizer, self.manifest.dimensions.vocab
+                known = min(size, tokenizer.vocab_size)
+                self._grammars = GrammarCompiler(
+                    [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (size - known),
+                    control_ids=sorted(tokenizer.added_tokens.values()),
+                    end_ids=self.manifest.tokens.eos,
+                    encode=tokenizer.encode_raw,
+                )
+            return self._grammars
+
+    def close(self) -> None:
+        """End what was started beside the engine; idempotent."""
+        with self._lock:
+            if self._grammars is not None:
+                self._grammars.close()
 
     def prompt_ids(self, request: Request) -> list[int]:
         """The tokens that a request starts from. Raises `ParameterError`, `TemplateError`."""

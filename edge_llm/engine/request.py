@@ -8,6 +8,7 @@ from typing import Self
 
 from edge_llm.errors import ParameterError
 from edge_llm.messages import Message
+from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 
 
@@ -22,6 +23,8 @@ class Request:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    response_format: Grammar | None = None
+    """what the whole answer must look like"""
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
@@ -30,15 +33,25 @@ class Request:
             raise ParameterError(f"the text to continue must be a str, not {type(self.text).__name__}")
         if self.messages is not None and not all(isinstance(message, Message) for message in self.messages):
             raise ParameterError("messages must be Message values", hint="for example [Message.user('Hello')]")
+        if self.response_format is not None and not isinstance(self.response_format, Grammar):
+            raise ParameterError("response_format must be a Grammar", hint="for example Grammar.json_schema({...})")
         if self.messages == ():
             raise ParameterError("there are no messages to answer")
 
     @classmethod
-    def chat(cls, messages: Iterable[Message], params: SamplingParams | None = None) -> Self:
+    def chat(
+        cls,
+        messages: Iterable[Message],
+        params: SamplingParams | None = None,
+        *,
+        response_format: Grammar | None = None,
+    ) -> Self:
         """Answer a conversation."""
-        return cls(messages=tuple(messages), params=params or SamplingParams())
+        return cls(messages=tuple(messages), params=params or SamplingParams(), response_format=response_format)
 
     @classmethod
-    def completion(cls, text: str, params: SamplingParams | None = None) -> Self:
+    def completion(
+        cls, text: str, params: SamplingParams | None = None, *, response_format: Grammar | None = None
+    ) -> Self:
         """Continue a text, without a template."""
-        return cls(text=text, params=params or SamplingParams())
+        return cls(text=text, params=params or SamplingParams(), response_format=response_format)
