@@ -22,6 +22,7 @@ import numpy as np
 
 from edge_llm.errors import GenerationError, ParameterError, quoted
 from edge_llm.sampling.grammar import Grammar, GrammarKind, parse_schema
+from edge_llm.sampling.schema_recursion import bound_recursion
 
 COMPILE_SECONDS = 2.0
 MAX_LEXER_STATES = 20_000
@@ -204,16 +205,18 @@ def _source(grammar: Grammar) -> str:
     """The grammar in llguidance's own form."""
     from llguidance import LLMatcher
 
+    options: Any = _JSON_OPTIONS
+    source: str
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+            source = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=options)
         case GrammarKind.JSON_SCHEMA:
-            schema = json.dumps(parse_schema(grammar.text), ensure_ascii=False)
-            return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+            source = LLMatcher.grammar_from_json_schema(bound_recursion(parse_schema(grammar.text)), overrides=options)
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.text)
+            source = LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(grammar.text)
+            source = LLMatcher.grammar_from_lark(grammar.text)
+    return source
 
 
 _HINT = "docs/decoding.md says what a grammar may hold"

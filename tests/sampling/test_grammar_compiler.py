@@ -151,8 +151,9 @@ def test_a_token_that_may_not_follow_ends_the_request_alone(compiler: GrammarCom
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"$ref": "#"}, "no text at all"),
-        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "no text at all"),
+        ({"$ref": "#"}, "Unsatisfiable"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "Unsatisfiable"),
+        ({"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}, "Unsatisfiable"),
         ({"properties": {"x": {"$ref": "#/properties/y"}}}, "/properties/y"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "unknown"}, "unknown"),
@@ -179,6 +180,11 @@ def test_references_within_the_schema_work(compiler: GrammarCompiler) -> None:
     }
     schema["additionalProperties"] = False
     assert wander(compiler.matcher(Grammar.json_schema(schema)), 0) in ('{"y": null}', '{"x": null, "y": null}')
+
+
+def test_a_grammar_of_no_text_is_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(ParameterError, match="cannot be used"):
+        compiler.matcher(Grammar.lark("start: start"))
 
 
 def test_messages_are_one_line_of_ascii(compiler: GrammarCompiler) -> None:

@@ -23,7 +23,7 @@ from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 
 SCHEMAS = Path(__file__).with_name("schemas.jsonl")
-MAX_TOKENS = 400
+MAX_TOKENS = 1024
 
 
 def main() -> int:
