@@ -211,7 +211,8 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.JSON_OBJECT:
             source = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=options)
         case GrammarKind.JSON_SCHEMA:
-            source = LLMatcher.grammar_from_json_schema(bound_recursion(parse_schema(grammar.text)), overrides=options)
+            schema = json.dumps(bound_recursion(parse_schema(grammar.text)), ensure_ascii=False)
+            source = LLMatcher.grammar_from_json_schema(schema, overrides=options)
         case GrammarKind.REGEX:
             source = LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.LARK:
