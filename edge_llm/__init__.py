@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         ToolCallDelta,
         Usage,
     )
+    from edge_llm.sampling.grammar import Grammar
     from edge_llm.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -97,6 +98,7 @@ _HOMES = {
         "ToolCallDelta",
         "Usage",
     ),
+    "edge_llm.sampling.grammar": ("Grammar",),
     "edge_llm.sampling.params": ("SamplingParams",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -112,6 +114,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerationError",
+    "Grammar",
     "Handle",
     "InputError",
     "IntegrityError",

@@ -85,11 +85,14 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request. `cached_tokens` of the prompt were not computed again."""
+    """Token counts of one request. `cached_tokens` of the prompt were not computed again; of `draft_tokens` that
+    speculation tried, `accepted_draft_tokens` were right and saved a step each."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

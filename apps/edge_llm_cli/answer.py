@@ -34,6 +34,7 @@ class EngineOptions:
     kv_type: str | None = None
     context_policy: str | None = None
     usual_policy: str = "error"
+    speculation: str | None = None
 
 
 @contextlib.contextmanager
@@ -49,6 +50,7 @@ def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]
         threads=options.threads,
         kv_type=options.kv_type,
         context_policy=options.context_policy,
+        speculation=options.speculation,
     )
     with ProgressDisplay() as progress:
         folder = resolve(model, progress)
@@ -123,10 +125,9 @@ def argument_text(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def refuse_unbuilt(cache: str, speculate: str) -> None:
-    """Raises `ParameterError` for options whose only value so far is `off`."""
-    for option, value in (("--cache", cache), ("--speculate", speculate)):
-        if value != "off":
-            raise ParameterError(
-                f"{option} {value} is not available in this version", hint=f"leave {option} out, or use {option} off"
-            )
+def refuse_unbuilt(cache: str) -> None:
+    """Raises `ParameterError` for an option whose only value so far is `off`."""
+    if cache != "off":
+        raise ParameterError(
+            f"--cache {cache} is not available in this version", hint="leave it out, or use --cache off"
+        )

@@ -6,12 +6,13 @@ import dataclasses
 import os
 import select
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from edge_llm.errors import InputError
-from edge_llm_cli import answer, console
+from edge_llm_cli import answer, console, structure
 
 if TYPE_CHECKING:
     from edge_llm_cli.answer import Answer
@@ -37,6 +38,13 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is JSON that this schema allows.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is in the language of this Lark grammar.")
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
     context_policy: Annotated[
         str | None, typer.Option(help="Past the context: error (default), or slide to go on without the oldest tokens.")
@@ -44,7 +52,9 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
     cache: Annotated[str, typer.Option(help="Prefix cache on disk: only off in this version.")] = "off",
-    speculate: Annotated[str, typer.Option(help="Speculative decoding: only off in this version.")] = "off",
+    speculate: Annotated[
+        str | None, typer.Option(help="Try drafts: off, or lookup for those that the text itself suggests.")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts and speeds on stderr.")] = False,
@@ -54,7 +64,7 @@ def run(
     from edge_llm.messages import Message
     from edge_llm.sampling.params import SamplingParams
 
-    answer.refuse_unbuilt(cache, speculate)
+    answer.refuse_unbuilt(cache)
     if raw and system is not None:
         raise InputError("--system needs a chat template, which --raw leaves out", hint="put the text into the prompt")
     params = SamplingParams(
@@ -67,14 +77,15 @@ def run(
         seed=seed,
         stop=tuple(map(answer.argument_text, stop or ())),
     )
+    form = structure.response_format(json_schema, regex, grammar)
     text = _whole_prompt(prompt, keep_end=raw)
-    options = answer.EngineOptions(context, threads, kv_dtype, context_policy)
+    options = answer.EngineOptions(context, threads, kv_dtype, context_policy, speculation=speculate)
     with answer.opened(model, options) as (engine, load_s):
         if raw:
-            handle = engine.complete(text, params)
+            handle = engine.complete(text, params, response_format=form)
         else:
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
-            handle = engine.chat([*messages, Message.user(text)], params)
+            handle = engine.chat([*messages, Message.user(text)], params, response_format=form)
         result = answer.read(handle) if as_json else answer.show(handle)
         name, context = engine.manifest.name, engine.context
     if as_json:
@@ -152,6 +163,8 @@ def _statistics(result: Answer, load_s: float) -> str:
         f"{usage.completion_tokens} tokens ({result.finished.reason})",
         f"load {load_s:.2f} s",
     ]
+    if usage.draft_tokens:
+        parts.append(f"{usage.accepted_draft_tokens} of {usage.draft_tokens} drafts accepted")
     if timings.ttft_s is not None:
         parts.append(f"first token {timings.ttft_s:.3f} s")
     if timings.prefill_tokens_per_s is not None:

@@ -41,6 +41,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
         sampler=Sampler(kernels, manifest.dimensions.vocab),
         window=window,
         policy=config.context_policy,
+        speculates=config.speculation != "off",
     )
     cache = KVCache(
         geometry,

@@ -100,6 +100,7 @@ class EngineCore:
                 error = EngineStoppedError(f"the engine has stopped: {failure!r}")
                 error.__cause__ = failure
                 self._end(sequence, error)
+        self.intake.close()
         self._session.close()
         self.cache.close()
 
@@ -150,7 +151,10 @@ class EngineCore:
             sequence = share.sequence
             rows = share.segment.rows - share.drafts
             if selection is not None:
-                rows += max(0, len(selection.accepted) - 1)
+                right = max(0, len(selection.accepted) - 1)
+                rows += right
+                sequence.drafted += share.drafts
+                sequence.accepted_drafts += right
                 sequence.ids.extend(token.token_id for token in selection.accepted)
                 sequence.ids.extend(selection.forced)
                 sequence.marks.token(now)

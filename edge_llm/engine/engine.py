@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Self, Unpack
 
 from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import Progress, open_engine
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.handle import Handle
-from edge_llm.engine.request import Request
+from edge_llm.engine.request import Request, RequestOptions
 from edge_llm.messages import Message
 from edge_llm.model.manifest import ModelManifest
 from edge_llm.sampling.params import SamplingParams
@@ -56,14 +56,14 @@ class Engine:
         return cls(ThreadClient(core), core.intake.manifest, core.cache.context)
 
     def chat(
-        self, messages: Iterable[Message], params: SamplingParams | None = None, *, context_policy: str | None = None
+        self, messages: Iterable[Message], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Handle:
-        """Answer a conversation. `context_policy` is `error` or `slide`; None: as the config says."""
-        return self.submit(Request.chat(messages, params, context_policy=context_policy))
+        """Answer a conversation; `options` are fields of `Request`."""
+        return self.submit(Request.chat(messages, params, **options))
 
-    def complete(self, text: str, params: SamplingParams | None = None, *, context_policy: str | None = None) -> Handle:
-        """Continue a text as it is, without a chat template; `context_policy` as for `chat`."""
-        return self.submit(Request.completion(text, params, context_policy=context_policy))
+    def complete(self, text: str, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Handle:
+        """Continue a text as it is, without a chat template; `options` as for `chat`."""
+        return self.submit(Request.completion(text, params, **options))
 
     def submit(self, request: Request) -> Handle:
         """Start any request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -13,12 +14,14 @@ from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
 from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
-from edge_llm.sampling.decoders import SampledDecoder
+from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
+from edge_llm.sampling.speculation import SpeculativeDecoder
 from edge_llm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from edge_llm.sampling.grammar_compiler import GrammarCompiler
     from edge_llm.text.chat_template import ChatTemplate
 
 
@@ -34,8 +37,10 @@ class Intake:
         sampler: Sampler,
         window: ContextWindow,
         policy: str,
+        speculates: bool = False,
     ) -> None:
-        """`template` is None for a model that cannot chat; `policy` is that of requests without one of their own.
+        """`template` is None for a model that cannot chat; `policy` is that of requests without one of their own; with
+        `speculates` drafts are tried.
 
         Raises `ParameterError` for a policy that the window cannot follow.
         """
@@ -45,20 +50,33 @@ class Intake:
         self.template = template
         self._window = window
         self._policy = policy
+        self._speculates = speculates
         self._sampler = sampler
+        self._grammars: GrammarCompiler | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def open(
-        cls, folder: Path, manifest: ModelManifest, *, sampler: Sampler, window: ContextWindow, policy: str
+        cls,
+        folder: Path,
+        manifest: ModelManifest,
+        *,
+        sampler: Sampler,
+        window: ContextWindow,
+        policy: str,
+        speculates: bool = False,
     ) -> Self:
-        """Read tokenizer and template of a model folder. Raises `ModelFormatError`, `TemplateError`, `ParameterError`."""
+        """Read tokenizer and template of a model folder; the rest as for `Intake` itself.
+
+        Raises `ModelFormatError`, `TemplateError`, `ParameterError`.
+        """
         try:
             SamplingParams().with_defaults(manifest.sampling)
         except ParameterError as error:
             raise ModelFormatError(f"manifest.json: sampling: {error}", hint="import the model again") from None
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
         template = _read_template(folder, manifest, tokenizer) if manifest.has_chat_template else None
-        return cls(manifest, tokenizer, template, sampler=sampler, window=window, policy=policy)
+        return cls(manifest, tokenizer, template, sampler=sampler, window=window, policy=policy, speculates=speculates)
 
     def sequence(self, request: Request, emit: Emit, clock: Callable[[], float]) -> Sequence:
         """A sequence for `request`. Raises `ParameterError`, `TemplateError`, `ContextLengthError`."""
@@ -76,13 +94,40 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=SampledDecoder(self._sampler.sequence(params, ids)),
+            decoder=self._decoder(request, params, ids),
             stream=TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens),
             emit=emit,
             submitted=submitted,
             window=self._window,
             places=places,
         )
+
+    def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
+        sampler = self._sampler.sequence(params, ids)
+        if request.response_format is not None:
+            return GrammarDecoder(sampler, self._compiler().matcher(request.response_format))
+        return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+
+    def _compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._grammars is None:
+                from edge_llm.sampling.grammar_compiler import GrammarCompiler
+
+                tokenizer, size = self.tokenizer, self.manifest.dimensions.vocab
+                known = min(size, tokenizer.vocab_size)
+                self._grammars = GrammarCompiler(
+                    [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (size - known),
+                    control_ids=sorted(tokenizer.added_tokens.values()),
+                    end_ids=self.manifest.tokens.eos,
+                    encode=tokenizer.encode_raw,
+                )
+            return self._grammars
+
+    def close(self) -> None:
+        """End what was started beside the engine; idempotent."""
+        with self._lock:
+            if self._grammars is not None:
+                self._grammars.close()
 
     def prompt(self, request: Request) -> tuple[list[int], tuple[range, ...]]:
         """The tokens that a request starts from, and where each of its messages lies among them.

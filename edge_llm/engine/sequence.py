@@ -48,9 +48,11 @@ class Sequence:
 
     __slots__ = (
         "__weakref__",
+        "accepted_drafts",
         "cancelled",
         "committed",
         "decoder",
+        "drafted",
         "emit",
         "ended",
         "ids",
@@ -88,6 +90,8 @@ class Sequence:
         self.places = places
         self.slot: int | None = None
         self.committed = 0
+        self.drafted = 0
+        self.accepted_drafts = 0
         self.cancelled = False
         self.ended = False
 
@@ -117,7 +121,12 @@ class Sequence:
         """The last event, for an end at `now`."""
         return Finished(
             reason=reason,
-            usage=Usage(self.prompt_tokens, self.stream.completion_tokens),
+            usage=Usage(
+                self.prompt_tokens,
+                self.stream.completion_tokens,
+                draft_tokens=self.drafted,
+                accepted_draft_tokens=self.accepted_drafts,
+            ),
             timings=self._timings(now),
             seed=self.decoder.seed,
             token_ids=tuple(self.stream.token_ids),

@@ -12,12 +12,15 @@ the decoder the logits that follow the last token and each draft. What fits this
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from edge_llm.messages import FinishReason
 from edge_llm.sampling.sampler import Sampled, SequenceSampler
+
+if TYPE_CHECKING:
+    from edge_llm.sampling.grammar_compiler import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +74,28 @@ class SampledDecoder:
         self._sampler.observe(sampled.token_id)
         self._index += 1
         return Selection((sampled,))
+
+
+class GrammarDecoder:
+    """As `SampledDecoder` within a grammar. What the grammar leaves no choice about follows without being sampled."""
+
+    def __init__(self, sampler: SequenceSampler, matcher: Matcher) -> None:
+        self._sampler = sampler
+        self._matcher = matcher
+        self._index = 0
+
+    @property
+    def seed(self) -> int:
+        return self._sampler.seed
+
+    def propose(self, room: int) -> tuple[int, ...]:
+        return ()
+
+    def select(self, logits: np.ndarray) -> Selection:
+        sampled = self._sampler.sample(logits[0], self._index, self._matcher.mask())
+        self._matcher.accept(sampled.token_id)
+        forced = () if self._matcher.finished else tuple(self._matcher.forced())
+        for token_id in (sampled.token_id, *forced):
+            self._sampler.observe(token_id)
+        self._index += 1 + len(forced)
+        return Selection((sampled,), forced, FinishReason.STOP if self._matcher.finished else None)

@@ -12,6 +12,7 @@ from edge_llm_cli import run as run_verb
 from edge_llm_cli.run import peak_rss_mb
 
 from edge_llm.messages import Message
+from edge_llm.sampling.grammar import Grammar
 from tests.cli.conftest import ROOT, stub_command
 
 
@@ -85,7 +86,10 @@ def test_raw_continues_the_text_as_it_is(invoke, engine) -> None:
         ["Hi", "--stop", ""],
         ["Hi", "--raw", "--system", "x"],
         ["Hi", "--cache", "on"],
-        ["Hi", "--speculate", "auto"],
+        ["Hi", "--json-schema", "/nonexistent"],
+        ["Hi", "--grammar", "/dev/null"],
+        ["Hi", "--regex", ""],
+        ["Hi", "--regex", "a", "--json-schema", "/nonexistent"],
         ["Hi", "--no-such-option"],
         ["Hi", "there"],
     ],
@@ -100,8 +104,32 @@ def test_bad_input_is_one_line_and_a_hint(invoke, engine, arguments: list[str]) 
     assert engine.asked == []
 
 
+def test_the_form_of_the_answer_arrives(invoke, engine, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('\ufeff{"type": "boolean"}', encoding="utf-8")  # as some editors write it
+    grammar.write_text('start: "a"')
+    for arguments in (["--json-schema", str(schema)], ["--grammar", str(grammar)], ["--regex", "a|b"], []):
+        assert invoke("run", "Hi", *arguments).exit_code == 0
+    assert [options["response_format"] for options in engine.options] == [
+        Grammar.json_schema('{"type": "boolean"}'),
+        Grammar.lark('start: "a"'),
+        Grammar.regex("a|b"),
+        None,
+    ]
+
+
+def test_a_schema_that_is_none_is_refused_before_anything_runs(invoke, engine, tmp_path: Path) -> None:
+    for text in ("", "[]", "{", '{"$ref": "https://example.org"}'):
+        (tmp_path / "schema.json").write_text(text)
+        result = invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json"))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("error: the ")
+    (tmp_path / "schema.json").write_bytes(b"\xff\xfe{")
+    assert "not UTF-8" in invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json")).stderr
+    assert engine.asked == []
+
+
 def test_options_of_later_versions_are_refused_by_name(invoke, engine) -> None:
-    assert "--speculate auto" in invoke("run", "Hi", "--speculate", "auto").stderr
     assert "--cache on" in invoke("run", "Hi", "--cache", "on").stderr
 
 
