@@ -1,4 +1,4 @@
-"""KVCache: its books, what it keeps and what it gives back. tests/cache/test_machine.py runs all of it in any order."""
+"""KVCache: its books, what it keeps and what it gives back. tests/cache/machine.py does all of it in any order."""
 
 from __future__ import annotations
 
