@@ -81,7 +81,16 @@ def test_the_real_model_answers(smollm2_folder: Path) -> None:
 
 @pytest.mark.real_model
 def test_a_base_model_continues_and_does_not_chat(gemma3_folder: Path) -> None:
-    command = ("run", "Monday, Tuesday, Wednesday,", "-m", str(gemma3_folder), "--temperature", "0", "--max-tokens", "8")
+    command = (
+        "run",
+        "Monday, Tuesday, Wednesday,",
+        "-m",
+        str(gemma3_folder),
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+    )
     result = program(*command, "--raw")
     assert result.returncode == 0
     assert result.stdout.startswith(" Thursday, Friday, Saturday, Sunday")
