@@ -8,7 +8,7 @@ libraries and does not import without them: take a CPU build (a version ending i
 `transformers` reads the very GGUF file that we import, by its own reader: weights, their codes and their order are judged too.
 What that reader leaves out is said in `Judged.config`. Everything runs in float32, attention in its plain ("eager") form.
 
-A file holds: `ids`, teacher-forced; `rows` and the `logits` of those; `greedy`, what `generate` makes of the first `prompt`
+A file holds: `ids`, teacher-forced; `rows` and the `logits` of those; `greedy`, what `generate` makes of the first `PROMPT`
 ids without sampling; `rope_factors` where the model has some; `made_with`, versions as JSON.
 """
 
@@ -76,6 +76,28 @@ MODELS = {
     "llama_llama3_rope": Judged(
         {"seed": 23, "layers": 3, "heads": 4, "kv_heads": 4, "head_dim": 32, "tied": False, "matrix_type": "Q4_0"},
         {"rope_parameters": _LLAMA3_ROPE},
+    ),
+    "gemma3": Judged(
+        {
+            "architecture": "gemma3",
+            "seed": 24,
+            "layers": 7,  # the sixth is global
+            "kv_heads": 1,
+            "head_dim": 32,
+            "rope_base": 1e6,
+            "metadata": {
+                "gemma3.attention.sliding_window": 48,
+                "gemma3.rope.scaling.type": "linear",
+                "gemma3.rope.scaling.factor": 8.0,
+            },
+        },
+        {
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
     ),
 }
 

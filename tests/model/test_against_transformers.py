@@ -27,11 +27,14 @@ from tests.model.exact_ring import write_exact_ring
 from tools.make_transformers_goldens import FOLDER, GENERATED, LENGTH, MODELS, PROMPT
 
 LARGEST_DIFFERENCE = 1e-3
+LARGEST_KL = {"llama": 0.025, "llama_linear_rope": 0.012, "llama_llama3_rope": 0.02, "gemma3": 0.001}
+"""at least half as much again as was measured (docs/quality.md): weights without sense are harder to round than a model's"""
 CHUNKS = [[1], [16], [80, 80, 1, 1, 3], [5, 1, 16, 16, 1, 1, 1, 13]]
 
 
 @dataclass(frozen=True)
 class Judged:
+    name: str
     folder: Path
     ids: list[int]
     rows: np.ndarray
@@ -48,6 +51,7 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with np.load(FOLDER / f"{request.param}.npz") as golden:
         source = MODELS[request.param].write(parent / "tiny.gguf", golden.get("rope_factors"))
         return Judged(
+            name=request.param,
             folder=export(source, parent / "exported"),
             ids=golden["ids"].tolist(),
             rows=golden["rows"],
@@ -69,6 +73,7 @@ def read(
     """Logits of all ids, read in chunks of the given sizes over and over."""
     manifest = ModelManifest.read(folder)
     cache = KVCache(cache_geometry(manifest), slots=1, context=LENGTH, kv_type=kv_type, max_chunk=max(chunks))
+    assert all(layer.ring.capacity < len(ids) for layer in cache.layers if layer.layer.window)  # local rings wrap
     slot, out, start = cache.acquire(), [], 0
     assert slot is not None
     with Session(
@@ -101,10 +106,10 @@ def test_the_ring_agrees_in_float32(judged: Judged, exact: Path, kernels: Kernel
 
 
 def test_the_ring_as_users_run_it_is_close(judged: Judged, kernels: KernelLibrary) -> None:
-    """int8 activations and cache: docs/quality.md has what was measured. Weights without any sense are the hardest."""
+    """With int8 activations and cache."""
     logits = read(judged.folder, judged.ids, [16], kernels, KvType.INT8)[judged.rows]
     ours, theirs = log_softmax(logits), log_softmax(judged.logits)
-    assert (np.exp(theirs) * (theirs - ours)).sum(axis=1).mean() <= 0.03
+    assert (np.exp(theirs) * (theirs - ours)).sum(axis=1).mean() <= LARGEST_KL[judged.name]
     assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).mean() >= 0.7
 
 
