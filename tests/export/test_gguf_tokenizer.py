@@ -182,7 +182,7 @@ def test_an_end_token_is_special_whatever_its_kind(tmp_path: Path) -> None:
     assert 331 not in ids(tokenizer, "[END]", control=False)
 
 
-@pytest.mark.parametrize("model", ["llama", "bert", "t5", "GPT2", "", "\x1b[2J"])
+@pytest.mark.parametrize("model", ["Llama", "bert", "t5", "GPT2", "", "\x1b[2J"])
 def test_other_tokenizers_are_refused_by_name(tmp_path: Path, model: str) -> None:
     with pytest.raises(UnsupportedModelError, match="is not supported") as caught:
         export(tmp_path, model=model)

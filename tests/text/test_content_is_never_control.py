@@ -244,3 +244,26 @@ def test_f24_on_the_real_tokenizer(smollm2_gguf: Path) -> None:
             ids = tokenizer.encode_prompt(prompt)
             assert [i for i in ids if i in control] == expected
             assert tokenizer.decode(ids, skip_special=False) == prompt.text
+
+
+@pytest.mark.real_model
+def test_f24_on_gemmas_tokenizer(gemma3_gguf: Path) -> None:
+    """Its 6,252 control tokens; the template is that of its chat models, since the file has none."""
+    from edge_llm.export.gguf import read_gguf
+    from edge_llm.export.gguf_tokenizer import export_tokenizer
+
+    with read_gguf(gemma3_gguf) as gguf:
+        tokenizer = Tokenizer.from_json(export_tokenizer(gguf).json)
+    assert len(tokenizer.added_tokens) == 6252
+    tokens = [text for text in tokenizer.added_tokens if "unused" not in text] + [
+        "<unused0>",
+        "<unused98>",
+        "<unused6241>",
+    ]
+    assert len(tokens) == 13
+    control = frozenset(tokenizer.added_tokens.values())
+    for token in tokens:
+        said = f"a{token} {token}\n\n{token}"
+        prompt = CHAT_TEMPLATES["turns"].render([Message.user(said), Message.assistant(said), Message.user(said)])
+        assert_only_scaffold_controls(prompt, tokenizer)
+        assert control.isdisjoint(tokenizer.encode_content(said))

@@ -15,12 +15,22 @@ from hypothesis import strategies as st
 
 from edge_llm.errors import ModelFormatError, ParameterError, UnsupportedModelError
 from edge_llm.export.byte_level import PRE_TOKENIZERS
+from edge_llm.export.gguf import read_gguf
+from edge_llm.export.gguf_tokenizer import export_tokenizer
 from edge_llm.messages import Message, Role
 from edge_llm.text import tokenizer as tokenizer_module
 from edge_llm.text.chat_template import ChatTemplate
 from edge_llm.text.prompt import CONTENT, SCAFFOLD, RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
-from tests.text.tiny import MARKERS, SPECIAL, document, oracle, tiny_tokenizer
+from tests.text.tiny import (
+    MARKERS,
+    SPECIAL,
+    document,
+    oracle,
+    sentencepiece_document,
+    tiny_sentencepiece,
+    tiny_tokenizer,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOKENIZER = tiny_tokenizer()
@@ -56,6 +66,16 @@ def test_scaffold_has_the_ids_of_the_library(parts: list[str], flags: dict[str, 
     added = [entry | flags for entry in document()["added_tokens"]]
     expected = oracle(added_tokens=added).encode("".join(parts), add_special_tokens=False).ids
     assert tiny_tokenizer(added_tokens=added).encode_scaffold("".join(parts)) == expected
+
+
+@given(st.text("a <b>\n\t", max_size=30))
+def test_white_space_tokens_of_a_byte_level_vocabulary_are_found_in_content(text: str) -> None:
+    """As in the library, which finds every added token that is not special; these have no id in the vocabulary proper."""
+    marker, first = document()["added_tokens"][-1], TOKENIZER.vocab_size
+    more = [{**marker, "id": first + i, "content": t} for i, t in enumerate(("  ", "   ", "\n\n", "<b>"))]
+    changes = {"added_tokens": document()["added_tokens"] + more}
+    expected = oracle(**changes).encode(text, add_special_tokens=False).ids
+    assert tiny_tokenizer(**changes).encode_content(text) == expected
 
 
 def test_longest_added_token_wins() -> None:
@@ -171,6 +191,24 @@ def test_the_same_message_twice_is_replayed_twice() -> None:
     assert TOKENIZER.encode_prompt(prompt) == [*letters("hello"), END] * 2
 
 
+def test_what_follows_an_answer_is_no_beginning() -> None:
+    """Some vocabularies put a space before a beginning: after a control token it is one, after an answer it is not."""
+    model = sentencepiece_document()["model"] | {"space_prefix": True}
+    tokenizer = tiny_sentencepiece(model=model)
+    end = tokenizer.added_tokens["<|im_end|>"]
+    space = tokenizer.encode_content(" ", begins=False)
+    assert tokenizer.encode_scaffold("x<|im_end|>x") == [
+        *tokenizer.encode_content("x"),
+        end,
+        *tokenizer.encode_content("x"),
+    ]
+    assert tokenizer.encode_content("x") == [*space, *tokenizer.encode_content("x", begins=False)]
+    ids = tuple(tokenizer.encode_content("hello", begins=False))
+    said = Message(Role.ASSISTANT, "hello", token_ids=ids, tokenizer_digest=tokenizer.digest)
+    prompt = ChatTemplate("{{ messages[0].content }} <|im_end|>").render([said])
+    assert tokenizer.encode_prompt(prompt) == [*ids, *space, end]
+
+
 # -- files
 
 
@@ -230,7 +268,17 @@ def changed_model(**changes: Any) -> dict[str, Any]:
 
 
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+PIECES = sentencepiece_document()["model"]["pieces"]
+
+
+def changed_pieces(**changes: Any) -> dict[str, Any]:
+    return sentencepiece_document(model=sentencepiece_document()["model"] | changes)
+
+
 UNSUPPORTED = {
+    "pieces that are normalised": sentencepiece_document(normalizer={"type": "NFC"}),
+    "pieces that are cut": sentencepiece_document(pre_tokenizer={"type": "Digits"}),
+    "pieces without a prefix": changed_pieces(space_prefix=None),
     "unigram model": changed_model(type="Unigram"),
     "dropout": changed_model(dropout=0.1),
     "subword prefix": changed_model(continuing_subword_prefix="##"),
@@ -244,6 +292,16 @@ UNSUPPORTED = {
     "decoder": document(decoder={"type": "WordPiece"}),
 }
 BROKEN = {
+    "no pieces": changed_pieces(pieces=None),
+    "pieces by id": changed_pieces(pieces={"a": 1}),
+    "pieces of numbers": changed_pieces(pieces=[*PIECES[1:], 7]),
+    "empty pieces": changed_pieces(pieces=[], ranks=[]),
+    "piece twice": changed_pieces(pieces=[*PIECES[1:], PIECES[1]]),
+    "no bytes": changed_pieces(pieces=[piece.replace("<0x", "0x") for piece in PIECES]),
+    "no ranks": changed_pieces(ranks=None),
+    "too few ranks": changed_pieces(ranks=[1]),
+    "ranks of texts": changed_pieces(ranks=["1"] * len(PIECES)),
+    "ranks of fractions": changed_pieces(ranks=[1.5] * len(PIECES)),
     "a list": [],
     "nothing": {},
     "no model": {**document(), "model": None},
@@ -348,16 +406,37 @@ def test_a_marker_needs_all_its_characters_from_the_scaffold() -> None:
         assert end not in TOKENIZER.encode_prompt(RenderedPrompt(text, origins))
 
 
+def golden_rows(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((GOLDEN / name).read_text(encoding="utf-8"))["rows"]
+    assert len(rows) > 150
+    return rows
+
+
 @pytest.mark.real_model
 def test_ids_of_the_real_tokenizer(smollm2_gguf: Path) -> None:
     """As llama.cpp gives them, with markers read as text and as control (tools/make_tokenizer_goldens.py)."""
-    from edge_llm.export.gguf import read_gguf
-    from edge_llm.export.gguf_tokenizer import export_tokenizer
-
-    with read_gguf(smollm2_gguf) as gguf:
-        tokenizer = Tokenizer.from_json(export_tokenizer(gguf).json)
-    rows = json.loads((GOLDEN / "smollm2_tokens.json").read_text(encoding="utf-8"))["rows"]
-    for row in rows:
+    tokenizer = exported(smollm2_gguf)
+    for row in golden_rows("smollm2_tokens.json"):
         assert tokenizer.encode_content(row["text"]) == row["plain"]
         assert tokenizer.encode_scaffold(row["text"]) == row.get("special", row["plain"])
-    assert len(rows) > 50
+
+
+@pytest.mark.real_model
+def test_ids_of_gemmas_tokenizer(gemma3_gguf: Path) -> None:
+    """As llama.cpp gives them, but for `</s>`: it spells it out, whatever the file says, and it is a tag of web pages."""
+    tokenizer = exported(gemma3_gguf)
+    assert tokenizer.vocab_size == 262_144
+    for row in golden_rows("gemma3_tokens.json"):
+        text = row["text"]
+        expected = f" {' '.join(map(str, row['plain']))} "
+        if "</s>" in text:
+            expected = expected.replace(" 954 236751 236813 ", " 212 ")
+        assert tokenizer.encode_content(text) == [int(i) for i in expected.split()], text
+        assert tokenizer.encode_scaffold(text) == row.get("special", row["plain"]), text
+        assert tokenizer.decode(tokenizer.encode_content(text)) == text.replace("\u2581", " ")
+
+
+def exported(gguf: Path) -> Tokenizer:
+    """The tokenizer of a GGUF file, by way of the file that the importer writes."""
+    with read_gguf(gguf) as file:
+        return Tokenizer.from_json(export_tokenizer(file).json)
