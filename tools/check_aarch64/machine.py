@@ -68,13 +68,14 @@ class Machine:
         sysroot, site = _make_sysroot(cache), _make_site(cache)
         self.python = _make_wrapper(cache, name, self.board, sysroot)
         paths = [self.python.parent / "site", site, ROOT, ROOT / "apps"]
+        kernels = self.home / "home/cache/kernels"  # compiled once, by whatever needs them first
+        kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._environment = {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "PYTHONPYCACHEPREFIX": str(cache / "pycache"),
             "EDGE_LLM_HOME": str(self.home / "home"),
-            "EDGE_LLM_TEST_KERNELS": str(self.home / "kernels"),
+            "EDGE_LLM_TEST_KERNELS": str(kernels),
         }
-        (self.home / "kernels").mkdir(exist_ok=True)
 
     def run(self, arguments: Sequence[str], *, output: int | None = None) -> subprocess.CompletedProcess[str]:
         """The guest's Python with `arguments`, in the repository; `output`: what to do with its stdout."""
@@ -116,7 +117,7 @@ def _make_site(cache: Path) -> Path:
         PYTHON,
         *(part for tag in tags for part in ("--platform", tag)),
     ]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 
     def make(draft: Path) -> None:
         print("fetching the wheels", file=sys.stderr)
