@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,11 +78,11 @@ class Machine:
             "EDGE_LLM_TEST_KERNELS": str(kernels),
         }
 
-    def run(self, arguments: Sequence[str], *, output: int | None = None) -> subprocess.CompletedProcess[str]:
-        """The guest's Python with `arguments`, in the repository; `output`: what to do with its stdout."""
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The guest's Python with `arguments`, in the repository. Its stdout is kept."""
         environment = {**os.environ, **self._environment}
         command = [str(self.python), *arguments]
-        return subprocess.run(command, cwd=ROOT, env=environment, stdout=output, text=True, check=False)
+        return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
 
 
 def _once(target: Path, make: Callable[[Path], None]) -> Path:
@@ -142,8 +143,8 @@ def _make_wrapper(cache: Path, name: str, board: Board, sysroot: Path) -> Path:
     python = folder / "python"
     # Where no binfmt is registered the kernel cannot run the guest's own executable.
     (folder / "site/sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n")
-    qemu = f"nice -n 10 qemu-aarch64-static -cpu {board.cpu} -L '{root}' '{root}/usr/bin/python{PYTHON}'"
-    python.write_text(f'#!/bin/sh\nexec {qemu} "$@"\n')
+    qemu = ["nice", "-n", "10", "qemu-aarch64-static", "-cpu", board.cpu, "-L", str(root)]
+    python.write_text(f'#!/bin/sh\nexec {shlex.join([*qemu, f"{root}/usr/bin/python{PYTHON}"])} "$@"\n')
     python.chmod(0o755)
     return python
 
