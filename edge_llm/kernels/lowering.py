@@ -59,7 +59,7 @@ class Lowering:
 
     @property
     def bytewise(self) -> bool:
-        """`dot_bytes` costs no more than `dot_nibbles`."""
+        """`dot_bytes` multiplies whole bytes and need not take them apart."""
         return self.dot or self.signed
 
 

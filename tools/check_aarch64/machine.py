@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,19 +69,20 @@ class Machine:
         sysroot, site = _make_sysroot(cache), _make_site(cache)
         self.python = _make_wrapper(cache, name, self.board, sysroot)
         paths = [self.python.parent / "site", site, ROOT, ROOT / "apps"]
+        kernels = self.home / "home/cache/kernels"  # compiled once, by whatever needs them first
+        kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._environment = {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "PYTHONPYCACHEPREFIX": str(cache / "pycache"),
             "EDGE_LLM_HOME": str(self.home / "home"),
-            "EDGE_LLM_TEST_KERNELS": str(self.home / "kernels"),
+            "EDGE_LLM_TEST_KERNELS": str(kernels),
         }
-        (self.home / "kernels").mkdir(exist_ok=True)
 
-    def run(self, arguments: Sequence[str], *, output: int | None = None) -> subprocess.CompletedProcess[str]:
-        """The guest's Python with `arguments`, in the repository; `output`: what to do with its stdout."""
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The guest's Python with `arguments`, in the repository. Its stdout is kept."""
         environment = {**os.environ, **self._environment}
         command = [str(self.python), *arguments]
-        return subprocess.run(command, cwd=ROOT, env=environment, stdout=output, text=True, check=False)
+        return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
 
 
 def _once(target: Path, make: Callable[[Path], None]) -> Path:
@@ -116,7 +118,7 @@ def _make_site(cache: Path) -> Path:
         PYTHON,
         *(part for tag in tags for part in ("--platform", tag)),
     ]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 
     def make(draft: Path) -> None:
         print("fetching the wheels", file=sys.stderr)
@@ -141,8 +143,8 @@ def _make_wrapper(cache: Path, name: str, board: Board, sysroot: Path) -> Path:
     python = folder / "python"
     # Where no binfmt is registered the kernel cannot run the guest's own executable.
     (folder / "site/sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n")
-    qemu = f"nice -n 10 qemu-aarch64-static -cpu {board.cpu} -L '{root}' '{root}/usr/bin/python{PYTHON}'"
-    python.write_text(f'#!/bin/sh\nexec {qemu} "$@"\n')
+    qemu = ["nice", "-n", "10", "qemu-aarch64-static", "-cpu", board.cpu, "-L", str(root)]
+    python.write_text(f'#!/bin/sh\nexec {shlex.join([*qemu, f"{root}/usr/bin/python{PYTHON}"])} "$@"\n')
     python.chmod(0o755)
     return python
 
