@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+_CPU_MODEL = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU architecture", "CPU part")
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
 
 
@@ -25,6 +26,18 @@ def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
     """How many physical cores the logical CPUs `cpus` belong to; a CPU whose siblings are unknown counts as a core."""
     cores = {_siblings(cpu, root) for cpu in cpus}
     return max(1, len(cores))
+
+
+def cpu_identity(root: Path = ROOT) -> str | None:
+    """Model and features of the CPU as Linux tells them, or None: two machines of one identity run the same code."""
+    lines = _text(root / "proc/cpuinfo").split("\n\n", 1)[0].splitlines()
+    said = dict(line.partition(":")[::2] for line in lines)
+    told = {key.strip(): value.strip() for key, value in said.items()}
+    features = told.get("flags") or told.get("Features")
+    if not features:
+        return None
+    model = [told.get(key, "") for key in _CPU_MODEL]
+    return " ".join([*model, features])
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

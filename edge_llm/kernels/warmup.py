@@ -1,9 +1,9 @@
 """Compiles every kernel ahead of use, keeps the object code, and gives its addresses: the host's only door to the kernels.
 
-The first start on a machine compiles with numba (seconds) and keeps the object code; later starts load it through llvmlite
-alone (milliseconds, numba is never imported). The kept file is code that will be run: it lies in a folder of ours that
-nobody else may write to, is named by a digest of everything that shaped it, and is checked before use. Anything that
-does not fit is a miss.
+The first start on a machine compiles with numba (seconds) and keeps the object code; later starts load it by
+`object_loader`, or through llvmlite where that does not know the format (milliseconds, numba is never imported). The kept
+file is code that will be run: it lies in a folder of ours that nobody else may write to, is named by a digest of everything
+that shaped it, and is checked before use. Anything that does not fit is a miss.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edge_llm import paths
+from edge_llm import machine, paths
 from edge_llm.errors import KernelError, StorageError
+from edge_llm.kernels.object_loader import LoadedCode
 
 ENTRY_MODULES = ("linear", "elementwise", "attention", "sampling", "ort_ops")
 """modules of this package with a table ENTRIES: name -> (signature, function)"""
@@ -51,7 +52,6 @@ class KernelLibrary:
     """Compiled entries by name. Lives as long as the process, for ONNX Runtime may call in at any time."""
 
     addresses: Mapping[str, int]
-    cpu: str
     from_cache: bool
 
     def address(self, name: str) -> int:
@@ -89,13 +89,14 @@ def cache_state() -> tuple[Path, bool]:
 # --- identity ------------------------------------------------------------------------------------------------------------
 
 
-def target_cpu() -> tuple[str, str]:
-    """CPU name and feature string that kernels are compiled for (numba's own environment overrides included)."""
-    import llvmlite.binding as llvm
+def _cpu() -> str:
+    """What kernels are compiled for: as the system describes the CPU, else as LLVM does (much slower to ask)."""
+    identity = machine.cpu_identity()
+    if identity is None:
+        import llvmlite.binding as llvm
 
-    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
-    features = os.environ.get("NUMBA_CPU_FEATURES")
-    return name, features if features is not None else llvm.get_host_cpu_features().flatten()
+        identity = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return identity
 
 
 def _fingerprint() -> str:
@@ -105,7 +106,7 @@ def _fingerprint() -> str:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
     numba_options = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NUMBA_")]
-    digest.update("\n".join([*compilers, *numba_options, *target_cpu(), sys.version, platform.platform()]).encode())
+    digest.update("\n".join([*compilers, *numba_options, _cpu(), sys.version, platform.platform()]).encode())
     return digest.hexdigest()
 
 
@@ -144,7 +145,7 @@ def _load(folder: Path) -> KernelLibrary | None:
         addresses = _link(objects, header["symbols"])
     except (RuntimeError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return KernelLibrary(MappingProxyType(addresses), target_cpu()[0], from_cache=True)
+    return KernelLibrary(MappingProxyType(addresses), from_cache=True)
 
 
 def _checked_body(data: bytes) -> bytes | None:
@@ -157,24 +158,35 @@ def _checked_body(data: bytes) -> bytes | None:
 
 def _link(objects: list[bytes], symbols: Mapping[str, str]) -> dict[str, int]:
     """Load object code into this process; the address of each entry's symbol."""
+    try:
+        code = LoadedCode(objects, _outside)
+        found = {name: code.symbols.get(symbol, 0) for name, symbol in symbols.items()}
+    except (ValueError, OSError, AttributeError):  # another system or CPU, or one that forbids such memory to us
+        code, found = _link_by_llvm(objects, symbols)
+    if not found or not all(found.values()):
+        raise RuntimeError("a symbol is missing")
+    _keep.append(code)
+    return found
+
+
+def _link_by_llvm(objects: list[bytes], symbols: Mapping[str, str]) -> tuple[Any, dict[str, int]]:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    _define_error_symbols(llvm)
+    for name in _ERROR_SYMBOLS:
+        if llvm.address_of_symbol(name) is None:
+            llvm.add_symbol(name, _outside(name))
     engine = llvm.create_mcjit_compiler(
         llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine()
     )
     for code in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    addresses = {name: engine.get_function_address(symbol) for name, symbol in symbols.items()}
-    if not addresses or not all(addresses.values()):
-        raise RuntimeError("a symbol is missing")
-    _keep.append(engine)
-    return addresses
+    return engine, {name: engine.get_function_address(symbol) for name, symbol in symbols.items()}
 
 
+# Object code refers to numba's runtime in error paths that kernels never take: those end the process.
 _ERROR_SYMBOLS = (
     "numba_gil_ensure",
     "numba_gil_release",
@@ -190,13 +202,14 @@ _ERROR_SYMBOLS = (
 )
 
 
-def _define_error_symbols(llvm: Any) -> None:
-    """Object code refers to numba's runtime in error paths that kernels never take: those end the process."""
-    libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
-    abort = ctypes.cast(libc.abort, ctypes.c_void_p).value
-    for name in _ERROR_SYMBOLS:
-        if llvm.address_of_symbol(name) is None:
-            llvm.add_symbol(name, abort)
+def _outside(name: str) -> int:
+    """Address of a function of the C library or of Python; `abort` for what only error paths call."""
+    library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+    try:
+        function = library.abort if name in _ERROR_SYMBOLS else getattr(library, name)
+    except AttributeError:
+        raise ValueError(f"object code needs {name}, which this process does not have") from None
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 # --- compiling -----------------------------------------------------------------------------------------------------------
@@ -225,7 +238,7 @@ def _compile(folder: Path | None, progress: Progress | None) -> KernelLibrary:
         objects = [kernel._library._get_compiled_object() for kernel in compiled.values()]
         _store(folder, objects, {name: kernel.native_name for name, kernel in compiled.items()})
     addresses = {name: int(kernel.address) for name, kernel in compiled.items()}
-    return KernelLibrary(MappingProxyType(addresses), target_cpu()[0], from_cache=False)
+    return KernelLibrary(MappingProxyType(addresses), from_cache=False)
 
 
 def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> None:

@@ -1,0 +1,44 @@
+"""What /proc says of the CPU, as far as compiled code depends on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_llm.machine import cpu_identity
+
+INTEL = """processor\t: {number}
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+stepping\t: 8
+cpu MHz\t\t: {mhz}
+flags\t\t: fpu sse2 avx2 {more}
+
+"""
+PI5 = "processor\t: 0\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n\n"
+
+
+def identity(root: Path, text: str) -> str | None:
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/cpuinfo").write_text(text)
+    return cpu_identity(root)
+
+
+def test_identity_is_model_and_features_and_nothing_that_changes(tmp_path: Path) -> None:
+    first = identity(tmp_path, INTEL.format(number=0, mhz=2000, more="") + INTEL.format(number=1, mhz=2100, more=""))
+    assert first == identity(tmp_path, INTEL.format(number=0, mhz=3500, more=""))
+    assert first != identity(tmp_path, INTEL.format(number=0, mhz=2000, more="avx512f"))
+    assert first is not None
+    assert "143" in first.split()
+
+
+def test_arm_is_told_by_its_part_and_features(tmp_path: Path) -> None:
+    said = identity(tmp_path, PI5)
+    assert said is not None
+    assert {"0xd0b", "asimddp"} <= set(said.split())
+    assert said != identity(tmp_path, PI5.replace(" asimddp", ""))
+
+
+def test_nothing_is_made_up(tmp_path: Path) -> None:
+    assert cpu_identity(tmp_path) is None
+    assert identity(tmp_path, "processor\t: 0\n\n") is None
