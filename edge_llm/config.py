@@ -30,7 +30,8 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (0, 1 << 40),
 }
-_CHOICES: Mapping[str, tuple[str, ...]] = {"kv_type": ("int8", "f32"), "context_policy": ("error",)}
+CONTEXT_POLICIES = ("error", "slide")
+_CHOICES: Mapping[str, tuple[str, ...]] = {"kv_type": ("int8", "f32"), "context_policy": CONTEXT_POLICIES}
 _OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests"})
 
 
@@ -39,8 +40,8 @@ class EngineConfig:
     """How an engine is built. Raises `ParameterError` for a value of the wrong type or out of range."""
 
     context: int | None = None
-    """tokens that prompt and answer of one conversation may have together; None: the trained context, but at most 8192
-    and what a quarter of the free memory holds"""
+    """tokens that the model sees at once, prompt and answer together; None: the trained context, but at most 8192 and
+    what a quarter of the free memory holds"""
     slots: int = 8
     """conversations that can be answered at the same time; one that is not used costs no memory"""
     threads: int | None = None
@@ -56,7 +57,8 @@ class EngineConfig:
     max_queued_tokens: int = 131_072
     """prompt tokens that may wait for a slot before new requests are refused"""
     context_policy: str = "error"
-    """what happens to a prompt that does not fit into the context: `error` refuses it, naming both numbers"""
+    """what happens to a conversation that does not fit into the context, unless its request says otherwise: `error`
+    refuses a prompt, naming both numbers, and ends an answer; `slide` goes on without the oldest tokens but the first"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -77,13 +79,20 @@ class EngineConfig:
         return replace(self, **changes)
 
 
-def load_config(path: Path | None = None, env: Mapping[str, str] | None = None, **arguments: Any) -> EngineConfig:
+def load_config(
+    path: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> EngineConfig:
     """The config from file, environment and arguments (None: not given).
 
     `path` defaults to config.toml in the config folder, which may be missing; a path that is given must exist.
-    Raises `ParameterError`, saying where an unknown key or a bad value stands.
+    `defaults` are what a program prefers to our own. Raises `ParameterError`, saying where an unknown key or a bad value
+    stands.
     """
-    values = _from_file(path) | _from_environment(os.environ if env is None else env)
+    values = {**(defaults or {}), **_from_file(path), **_from_environment(os.environ if env is None else env)}
     for name, value in arguments.items():
         if value is not None:
             _check(name, f"{name} (argument)", value)

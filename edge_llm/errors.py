@@ -72,7 +72,8 @@ class ContextLengthError(InputError):
     def __init__(self, prompt_tokens: int, context: int) -> None:
         super().__init__(
             f"the prompt has {prompt_tokens} tokens, which exceeds the available context size of {context} tokens",
-            hint="shorten the prompt or the conversation, or ask for a larger context if the model has one",
+            hint="shorten the prompt or the conversation, ask for a larger context if the model has one, or let it slide"
+            " (context policy slide)",
         )
         self.prompt_tokens = prompt_tokens
         self.context = context

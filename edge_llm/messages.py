@@ -144,7 +144,12 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of an answer. `seed` reproduces it; `token_ids` are its ids; `matched_stop` the stop string met."""
+    """The last event of an answer. `seed` reproduces it; `token_ids` are its ids; `matched_stop` the stop string met.
+
+    Where the context has slid, `forgotten_tokens` of prompt and answer fell out of it, and `forgotten` are the indices of
+    the request's messages of which nothing is left: the end of the answer attends to none of their tokens. A message of
+    which the template shows no text counts with its neighbours. Both are empty for a conversation that fits.
+    """
 
     reason: FinishReason
     usage: Usage
@@ -152,6 +157,8 @@ class Finished:
     seed: int
     token_ids: tuple[int, ...] = field(default=(), repr=False)
     matched_stop: str | None = None
+    forgotten: tuple[int, ...] = ()
+    forgotten_tokens: int = 0
 
 
 Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished

@@ -77,7 +77,16 @@ def test_options_are_validated_together() -> None:
     with pytest.raises(ParameterError, match="max_chunk"):
         config.with_options(slots=5)
     with pytest.raises(ParameterError, match="context_policy"):
-        EngineConfig(context_policy="slide")
+        EngineConfig(context_policy="half")
+
+
+def test_a_program_s_own_defaults_come_before_everything(home: Path) -> None:
+    own = {"context_policy": "slide", "slots": 2}
+    config = load_config(env={}, defaults=own, slots=3)
+    assert (config.context_policy, config.slots) == ("slide", 3)
+    write_config(home, "[engine]\ncontext_policy = 'error'\n")
+    assert load_config(env={}, defaults=own).context_policy == "error"
+    assert load_config(env={"EDGE_LLM_CONTEXT_POLICY": "slide"}).context_policy == "slide"
 
 
 def test_every_field_is_explained() -> None:

@@ -27,11 +27,13 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the command line may set about an engine; None: not given."""
+    """What the command line may set about an engine; None: not given. `usual_policy` is the program's own default."""
 
     context: int | None = None
     threads: int | None = None
     kv_type: str | None = None
+    context_policy: str | None = None
+    usual_policy: str = "error"
 
 
 @contextlib.contextmanager
@@ -41,7 +43,13 @@ def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]
     from edge_llm.engine.engine import Engine
     from edge_llm.install.importer import resolve
 
-    config = load_config(context=options.context, threads=options.threads, kv_type=options.kv_type)
+    config = load_config(
+        defaults={"context_policy": options.usual_policy},
+        context=options.context,
+        threads=options.threads,
+        kv_type=options.kv_type,
+        context_policy=options.context_policy,
+    )
     with ProgressDisplay() as progress:
         folder = resolve(model, progress)
         started = time.perf_counter()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_llm.errors import ContextLengthError, GenerationError, TemplateError
-from edge_llm.messages import Message
+from edge_llm.messages import Finished, Message, Role
 from edge_llm_cli import answer, console
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens that the conversation may have.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of the conversation that the model sees.")] = None,
+    context_policy: Annotated[
+        str | None, typer.Option(help="Past the context: slide (default) to go on without the oldest turns, or error.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")] = False,
@@ -37,7 +41,8 @@ def chat(
     from edge_llm.sampling.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, _):
+    options = answer.EngineOptions(context, threads, kv_dtype, context_policy, usual_policy="slide")
+    with answer.opened(model, options) as (engine, _):
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.manifest.name}: {_HELP}")
         Conversation(engine, params, None if system is None else answer.argument_text(system)).loop()
@@ -57,6 +62,7 @@ class Conversation:
     def _start(self, system: str | None) -> None:
         self._system = system
         self._messages = [] if system is None else [Message.system(system)]
+        self._told: str | None = None
 
     def loop(self) -> None:
         """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on."""
@@ -105,7 +111,27 @@ class Conversation:
             console.note("stopped; the answer is kept as far as it came")
         else:
             answer.note_if_cut(result, self._params)
+            self._tell_forgotten(messages, result.finished)
         self._messages = [*messages, Message.assistant(result.text)]
+
+    def _tell_forgotten(self, messages: Sequence[Message], finished: Finished) -> None:
+        """One line when something else has fallen out of the context than was said before."""
+        if not finished.forgotten_tokens:
+            return
+        turns = _forgotten_turns(messages, finished.forgotten)
+        text = f"the conversation is longer than the context of {self._engine.context} tokens"
+        if turns:
+            numbers = f"turn {turns[0]}" if len(turns) == 1 else f"turns {turns[0]} to {turns[-1]}"
+            text = f"the model no longer sees {numbers}"
+        if text != self._told:
+            console.dim_note(text)
+        self._told = text
+
+
+def _forgotten_turns(messages: Sequence[Message], forgotten: Sequence[int]) -> list[int]:
+    """Numbers, from 1, of the turns of which neither question nor answer is seen any more."""
+    questions = [index for index, message in enumerate(messages) if message.role is Role.USER]
+    return [turn for turn, index in enumerate(questions, 1) if index in forgotten and index + 1 in forgotten]
 
 
 def _typed_line() -> str:

@@ -75,10 +75,20 @@ def data(value: Any) -> None:
 
 def note(text: str) -> None:
     """One line to stderr, harmless: logs are read on terminals too."""
+    _note(text, "", "")
+
+
+def dim_note(text: str) -> None:
+    """As `note`, for what nobody has to act on: fainter where a terminal can show that."""
+    fainter = is_terminal(sys.stderr) and os.name == "posix" and os.environ.get("TERM") not in (None, "dumb")
+    _note(text, *(("\x1b[2m", "\x1b[0m") if fainter else ("", "")))
+
+
+def _note(text: str, before: str, after: str) -> None:
     from edge_llm.text.terminal import clean_line
 
     with contextlib.suppress(OSError, ValueError):  # nobody is listening
-        sys.stderr.write(clean_line(" ".join(text.split())) + "\n")
+        sys.stderr.write(f"{before}{clean_line(' '.join(text.split()))}{after}\n")
         sys.stderr.flush()
 
 

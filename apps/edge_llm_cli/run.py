@@ -37,7 +37,10 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens that prompt and answer may have together.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
+    context_policy: Annotated[
+        str | None, typer.Option(help="Past the context: error (default), or slide to go on without the oldest tokens.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
     cache: Annotated[str, typer.Option(help="Prefix cache on disk: only off in this version.")] = "off",
@@ -65,18 +68,24 @@ def run(
         stop=tuple(map(answer.argument_text, stop or ())),
     )
     text = _whole_prompt(prompt, keep_end=raw)
-    with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, load_s):
+    options = answer.EngineOptions(context, threads, kv_dtype, context_policy)
+    with answer.opened(model, options) as (engine, load_s):
         if raw:
             handle = engine.complete(text, params)
         else:
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
             handle = engine.chat([*messages, Message.user(text)], params)
         result = answer.read(handle) if as_json else answer.show(handle)
-        name = engine.manifest.name
+        name, context = engine.manifest.name, engine.context
     if as_json:
         console.data(_as_object(result, name, load_s))
     else:
         answer.note_if_cut(result, params)
+        if result.finished.forgotten_tokens:
+            console.dim_note(
+                f"the context of {context} tokens was exceeded: the end of the answer no longer saw"
+                f" {result.finished.forgotten_tokens} of the tokens before it"
+            )
     if stats:
         console.note(_statistics(result, load_s))
     if result.interrupted:
@@ -124,6 +133,7 @@ def _as_object(result: Answer, model: str, load_s: float) -> dict[str, object]:
         "seed": finished.seed,
         "model": model,
         "usage": dataclasses.asdict(finished.usage),
+        "forgotten_tokens": finished.forgotten_tokens,
         "timings": {
             "load_s": load_s,
             "ttft_s": timings.ttft_s,

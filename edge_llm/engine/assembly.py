@@ -11,6 +11,7 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import ParameterError
 from edge_llm.kernels.layout import KvType
 from edge_llm.kernels.warmup import load_kernels
@@ -33,8 +34,22 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
     context = _context(config, manifest, geometry.row_bytes(kv_type))
     kernels = load_kernels(progress)
-    intake = Intake.open(folder, manifest, sampler=Sampler(kernels, manifest.dimensions.vocab), context=context)
-    cache = KVCache(geometry, slots=config.slots, context=context, kv_type=kv_type, max_chunk=config.max_chunk)
+    window = ContextWindow(context)
+    intake = Intake.open(
+        folder,
+        manifest,
+        sampler=Sampler(kernels, manifest.dimensions.vocab),
+        window=window,
+        policy=config.context_policy,
+    )
+    cache = KVCache(
+        geometry,
+        slots=config.slots,
+        context=context,
+        kv_type=kv_type,
+        max_chunk=config.max_chunk,
+        sinks=window.sinks,
+    )
     session = Session(
         folder,
         manifest,

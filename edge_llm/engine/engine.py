@@ -31,7 +31,7 @@ class Engine:
         self._client = client
         self.manifest = manifest
         self.context = context
-        """tokens that a conversation may have"""
+        """tokens that the model sees at once, and that a conversation may have unless it slides"""
 
     @classmethod
     def load(
@@ -55,13 +55,15 @@ class Engine:
         core = open_engine(folder, config or EngineConfig(), progress)
         return cls(ThreadClient(core), core.intake.manifest, core.cache.context)
 
-    def chat(self, messages: Iterable[Message], params: SamplingParams | None = None) -> Handle:
-        """Answer a conversation."""
-        return self.submit(Request.chat(messages, params))
+    def chat(
+        self, messages: Iterable[Message], params: SamplingParams | None = None, *, context_policy: str | None = None
+    ) -> Handle:
+        """Answer a conversation. `context_policy` is `error` or `slide`; None: as the config says."""
+        return self.submit(Request.chat(messages, params, context_policy=context_policy))
 
-    def complete(self, text: str, params: SamplingParams | None = None) -> Handle:
-        """Continue a text as it is, without a chat template."""
-        return self.submit(Request.completion(text, params))
+    def complete(self, text: str, params: SamplingParams | None = None, *, context_policy: str | None = None) -> Handle:
+        """Continue a text as it is, without a chat template; `context_policy` as for `chat`."""
+        return self.submit(Request.completion(text, params, context_policy=context_policy))
 
     def submit(self, request: Request) -> Handle:
         """Start any request."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
+from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
 from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
@@ -31,37 +32,46 @@ class Intake:
         template: ChatTemplate | None,
         *,
         sampler: Sampler,
-        context: int,
+        window: ContextWindow,
+        policy: str,
     ) -> None:
-        """`context` bounds prompt and answer together, in tokens; `template` is None for a model that cannot chat."""
+        """`template` is None for a model that cannot chat; `policy` is that of requests without one of their own.
+
+        Raises `ParameterError` for a policy that the window cannot follow.
+        """
+        window.limit(policy)
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.template = template
-        self.context = context
+        self._window = window
+        self._policy = policy
         self._sampler = sampler
 
     @classmethod
-    def open(cls, folder: Path, manifest: ModelManifest, *, sampler: Sampler, context: int) -> Self:
-        """Read tokenizer and template of a model folder. Raises `ModelFormatError`, `TemplateError`."""
+    def open(
+        cls, folder: Path, manifest: ModelManifest, *, sampler: Sampler, window: ContextWindow, policy: str
+    ) -> Self:
+        """Read tokenizer and template of a model folder. Raises `ModelFormatError`, `TemplateError`, `ParameterError`."""
         try:
             SamplingParams().with_defaults(manifest.sampling)
         except ParameterError as error:
             raise ModelFormatError(f"manifest.json: sampling: {error}", hint="import the model again") from None
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
         template = _read_template(folder, manifest, tokenizer) if manifest.has_chat_template else None
-        return cls(manifest, tokenizer, template, sampler=sampler, context=context)
+        return cls(manifest, tokenizer, template, sampler=sampler, window=window, policy=policy)
 
     def sequence(self, request: Request, emit: Emit, clock: Callable[[], float]) -> Sequence:
         """A sequence for `request`. Raises `ParameterError`, `TemplateError`, `ContextLengthError`."""
         submitted = clock()
-        ids = self.prompt_ids(request)
+        limit = self._window.limit(request.context_policy or self._policy)
+        ids, places = self.prompt(request)
         if not ids:
             raise ParameterError("the prompt is empty", hint="give at least one token of text")
-        room = self.context - len(ids)
+        room = limit - len(ids)
         if room < 1:
-            raise ContextLengthError(len(ids), self.context)
+            raise ContextLengthError(len(ids), limit)
         params = request.params.with_defaults(self.manifest.sampling)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = min(params.max_tokens or self._window.context, room)
         end_ids = frozenset() if params.ignore_eos else frozenset(self.manifest.tokens.eos)
         return Sequence(
             ids,
@@ -70,10 +80,15 @@ class Intake:
             stream=TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens),
             emit=emit,
             submitted=submitted,
+            window=self._window,
+            places=places,
         )
 
-    def prompt_ids(self, request: Request) -> list[int]:
-        """The tokens that a request starts from. Raises `ParameterError`, `TemplateError`."""
+    def prompt(self, request: Request) -> tuple[list[int], tuple[range, ...]]:
+        """The tokens that a request starts from, and where each of its messages lies among them.
+
+        Raises `ParameterError`, `TemplateError`.
+        """
         if request.messages is not None:
             if self.template is None:
                 raise TemplateError(
@@ -82,16 +97,17 @@ class Intake:
                 )
             messages = self._with_system(request.messages)
             rendered = self.template.render(messages, variables=self.manifest.template_kwargs)
-            return self.tokenizer.encode_prompt(rendered)
+            ids, places = self.tokenizer.encode_conversation(rendered)
+            return ids, places[len(messages) - len(request.messages) :]
         if request.text is not None:
             tokens = self.manifest.tokens
-            return self.tokenizer.encode_raw(request.text, tokens.bos if tokens.add_bos else None)
+            return self.tokenizer.encode_raw(request.text, tokens.bos if tokens.add_bos else None), ()
         assert request.token_ids is not None
         vocab = self.manifest.dimensions.vocab
         ids = list(request.token_ids)
         if any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise ParameterError(f"token ids must be whole numbers from 0 to {vocab - 1}")
-        return ids
+        return ids, ()
 
     def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The conversation, opened by the model's own system prompt if it has none."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
+from edge_llm.config import CONTEXT_POLICIES
 from edge_llm.errors import ParameterError
 from edge_llm.messages import Message
 from edge_llm.sampling.params import SamplingParams
@@ -15,6 +16,7 @@ from edge_llm.sampling.params import SamplingParams
 class Request:
     """Exactly one of `messages` (a chat to answer), `text` (to continue as it is) and `token_ids` (likewise).
 
+    `context_policy` is what happens past the context: `error`, `slide`, or None for what the engine's config says.
     Raises `ParameterError` otherwise.
     """
 
@@ -22,6 +24,7 @@ class Request:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    context_policy: str | None = None
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
@@ -32,13 +35,17 @@ class Request:
             raise ParameterError("messages must be Message values", hint="for example [Message.user('Hello')]")
         if self.messages == ():
             raise ParameterError("there are no messages to answer")
+        if self.context_policy is not None and self.context_policy not in CONTEXT_POLICIES:
+            raise ParameterError(f"context_policy must be {' or '.join(CONTEXT_POLICIES)}, not {self.context_policy!r}")
 
     @classmethod
-    def chat(cls, messages: Iterable[Message], params: SamplingParams | None = None) -> Self:
+    def chat(
+        cls, messages: Iterable[Message], params: SamplingParams | None = None, *, context_policy: str | None = None
+    ) -> Self:
         """Answer a conversation."""
-        return cls(messages=tuple(messages), params=params or SamplingParams())
+        return cls(messages=tuple(messages), params=params or SamplingParams(), context_policy=context_policy)
 
     @classmethod
-    def completion(cls, text: str, params: SamplingParams | None = None) -> Self:
+    def completion(cls, text: str, params: SamplingParams | None = None, *, context_policy: str | None = None) -> Self:
         """Continue a text, without a template."""
-        return cls(text=text, params=params or SamplingParams())
+        return cls(text=text, params=params or SamplingParams(), context_policy=context_policy)

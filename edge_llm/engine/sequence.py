@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from edge_llm.engine.stream import TextStream
+from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import EdgeLLMError
 from edge_llm.messages import Event, Finished, FinishReason, Timings, Usage
 from edge_llm.sampling.decoders import Decoder
@@ -55,9 +56,11 @@ class Sequence:
         "ids",
         "marks",
         "max_tokens",
+        "places",
         "prompt_tokens",
         "slot",
         "stream",
+        "window",
     )
 
     def __init__(
@@ -69,8 +72,11 @@ class Sequence:
         stream: TextStream,
         emit: Emit,
         submitted: float,
+        window: ContextWindow,
+        places: tuple[range, ...] = (),
     ) -> None:
-        """`max_tokens` bounds the answer, by the context too."""
+        """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
+        lie among the prompt's tokens."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -78,6 +84,8 @@ class Sequence:
         self.stream = stream
         self.emit = emit
         self.marks = Marks(submitted)
+        self.window = window
+        self.places = places
         self.slot: int | None = None
         self.committed = 0
         self.cancelled = False
@@ -114,6 +122,8 @@ class Sequence:
             seed=self.decoder.seed,
             token_ids=tuple(self.stream.token_ids),
             matched_stop=self.stream.matched_stop,
+            forgotten=self.window.forgotten_places(self.places, self.committed),
+            forgotten_tokens=len(self.window.forgotten(self.committed)),
         )
 
     def _timings(self, now: float) -> Timings:

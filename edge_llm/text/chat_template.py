@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from edge_llm.errors import ParameterError, quoted
 from edge_llm.messages import Message, Role, ToolCall
-from edge_llm.text.prompt import CONTENT, FIRST_REPLAY, SCAFFOLD, PromptText, RenderedPrompt
+from edge_llm.text.prompt import SCAFFOLD, PromptText, RenderedPrompt, origin_of_message
 from edge_llm.text.template_budget import Budget
 from edge_llm.text.template_sandbox import Sandbox
 
@@ -66,17 +66,15 @@ class ChatTemplate:
         conversation or breaks its budget, and `ParameterError` for a variable that may not be given.
         """
         given = self._checked(variables or {})
-        replays = tuple(message for message in messages if message.token_ids is not None)
-        origins = {id(message): chr(FIRST_REPLAY + i) for i, message in enumerate(replays)}
         data = {
-            "messages": [_message(message, origins.get(id(message), CONTENT)) for message in messages],
+            "messages": [_message(message, origin_of_message(i)) for i, message in enumerate(messages)],
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         budget = Budget(_characters(data) + _characters(given))
         text = self._sandbox.render({**given, **data, **self._tokens}, budget)
-        return RenderedPrompt(str.__str__(text), text.origins, replays)
+        return RenderedPrompt(str.__str__(text), text.origins, tuple(messages))
 
     def _checked(self, variables: Mapping[str, Scalar]) -> dict[str, Scalar]:
         for name, value in variables.items():

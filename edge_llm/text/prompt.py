@@ -18,8 +18,8 @@ CONTENT = "\0"
 """origin of text that somebody said, or that nobody knows the origin of"""
 SCAFFOLD = "\1"
 """origin of text that the template wrote: the only one that may hold control tokens"""
-FIRST_REPLAY = 2
-"""chr(FIRST_REPLAY + k) is the origin of the content of the k-th message that carries token ids"""
+_FIRST_MESSAGE = 2
+_LAST_ORIGIN = 0x10FFFF
 
 
 _RUN = re.compile(r"(.)\1*", re.DOTALL)
@@ -121,6 +121,12 @@ class PromptText(str):
         return PromptText(text, self.origins) if len(text) == len(self) else text
 
 
+def origin_of_message(index: int) -> str:
+    """The origin of the content of a conversation's message; past what characters can count, content of nobody's."""
+    number = _FIRST_MESSAGE + index
+    return chr(number) if number <= _LAST_ORIGIN else CONTENT
+
+
 def origins_of(text: str) -> str:
     return text.origins if isinstance(text, PromptText) else CONTENT * len(text)
 
@@ -139,14 +145,14 @@ def join(separator: str, parts: Iterable[str]) -> PromptText:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """The text of a prompt, and as many characters that say where each came from (CONTENT, SCAFFOLD, or a replay).
+    """The text of a prompt, and as many characters that say where each came from (CONTENT, SCAFFOLD, or a message).
 
-    `replays` are the messages that carry token ids. Nothing is hidden in `text`: it is what the model is shown.
+    `messages` are those of the conversation. Nothing is hidden in `text`: it is what the model is shown.
     """
 
     text: str
     origins: str = field(repr=False)
-    replays: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.text) != len(self.origins):
@@ -156,3 +162,8 @@ class RenderedPrompt:
         """(start, end, origin) of each longest run of one origin, in order."""
         for run in _RUN.finditer(self.origins):
             yield run.start(), run.end(), run[1]
+
+    def message_of(self, origin: str) -> int | None:
+        """Index of the message that characters of this origin belong to."""
+        index = ord(origin) - _FIRST_MESSAGE
+        return index if 0 <= index < len(self.messages) else None

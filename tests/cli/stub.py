@@ -10,7 +10,10 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import accumulate
 from types import SimpleNamespace
+
+from edge_llm_cli.answer import EngineOptions
 
 from edge_llm import errors
 from edge_llm.engine.handle import Handle, Mailbox
@@ -22,16 +25,25 @@ from edge_llm.sampling.params import SamplingParams
 class StubEngine:
     """Answers every request with `pieces`, `delay` seconds apart, then maybe the error `fail`.
 
-    A request of more than `limit` characters is too long; `asked` keeps them all.
+    A request of more than `limit` characters is too long; `asked` keeps them all, `options` what the engine was opened
+    with. Of what is asked, all characters but the last `seen` are forgotten, and with them the messages before.
     """
 
     manifest = SimpleNamespace(name="stub")
     context = 64
 
     def __init__(
-        self, pieces: list[str], *, times: int = 1, delay: float = 0.0, fail: str | None = None, limit: int = 10**9
+        self,
+        pieces: list[str],
+        *,
+        times: int = 1,
+        delay: float = 0.0,
+        fail: str | None = None,
+        limit: int = 10**9,
+        seen: int = 10**9,
     ) -> None:
-        self.pieces, self.delay, self.fail, self.limit = pieces * times, delay, fail, limit
+        self.pieces, self.delay, self.fail, self.limit, self.seen = pieces * times, delay, fail, limit, seen
+        self.options: EngineOptions | None = None
         self.asked: list[tuple[list[Message] | str, SamplingParams]] = []
 
     def chat(self, messages: list[Message], params: SamplingParams) -> Handle:
@@ -45,6 +57,9 @@ class StubEngine:
         if size > self.limit:
             raise ContextLengthError(size, self.limit)
         mailbox, cancelled = Mailbox(), threading.Event()
+        ends = accumulate(len(message.content) for message in request) if isinstance(request, list) else ()
+        self.forgotten_tokens = max(0, size - self.seen)
+        self.forgotten = tuple(index for index, end in enumerate(ends) if end <= self.forgotten_tokens)
         threading.Thread(target=self._say, args=(mailbox, cancelled, params), daemon=True).start()
         return Handle(mailbox, cancelled.set)
 
@@ -60,12 +75,17 @@ class StubEngine:
             return
         reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.STOP
         timings = Timings(0.0, 0.01, 0.1, 1000.0, 200.0, 0.005)
-        mailbox.put(Finished(reason, Usage(7, said, 2), timings, 5 if params.seed is None else params.seed))
+        seed = 5 if params.seed is None else params.seed
+        usage = Usage(7, said, 2)
+        mailbox.put(
+            Finished(reason, usage, timings, seed, forgotten=self.forgotten, forgotten_tokens=self.forgotten_tokens)
+        )
 
 
 def opener(engine: StubEngine):
     @contextlib.contextmanager
-    def opened(model: str, options: object) -> Iterator[tuple[StubEngine, float]]:
+    def opened(model: str, options: EngineOptions) -> Iterator[tuple[StubEngine, float]]:
+        engine.options = options
         yield engine, 0.25
 
     return opened

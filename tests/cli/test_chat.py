@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+from edge_llm_cli import answer, chat, console
+
 from edge_llm.messages import Message
+from edge_llm.sampling.params import SamplingParams
+from tests.cli.stub import StubEngine
 
 
 def test_a_conversation_of_several_turns(invoke, engine) -> None:
@@ -55,6 +62,38 @@ def test_parameters_arrive(invoke, engine) -> None:
     params = engine.asked[0][1]
     assert (params.temperature, params.seed, params.max_tokens) == (0.0, 4, 3)
     assert invoke("chat", "--temperature", "9", piped="a\n").exit_code == 2
+
+
+def test_turns_that_fell_out_are_told_once_each_time_it_changes(invoke, engine) -> None:
+    engine.seen = 20
+    lines = ["one", "two", "six", "ten", "x", "y", "/reset", "z"]  # 5, 14, 23, 32, 39, 46 and 3 characters
+    result = invoke("chat", "--system", "Hi", piped="\n".join(lines))
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "the conversation is longer than the context of 64 tokens",
+        "the model no longer sees turn 1",
+        "the model no longer sees turns 1 to 2",
+    ]
+
+
+def test_a_stopped_answer_tells_nothing_of_what_fell_out() -> None:
+    """It may have been stopped while the conversation was read, when less had fallen out."""
+    engine = StubEngine(["a"], seen=1)
+    conversation = chat.Conversation(engine, SamplingParams(), None)
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "note", told.append)
+        patch.setattr(console, "dim_note", told.append)
+        patch.setattr(answer, "show", lambda handle: dataclasses.replace(answer.read(handle), interrupted=True))
+        conversation._say("long enough")
+    assert told == ["stopped; the answer is kept as far as it came"]
+
+
+def test_a_chat_slides_unless_told_otherwise(invoke, engine) -> None:
+    invoke("chat", piped="a\n")
+    assert (engine.options.context_policy, engine.options.usual_policy) == (None, "slide")
+    invoke("chat", "--context-policy", "error", piped="a\n")
+    assert engine.options.context_policy == "error"
 
 
 def test_no_input_is_no_turn(invoke, engine) -> None:

@@ -118,7 +118,7 @@ def test_one_json_object(invoke, engine) -> None:
     assert result.exit_code == 0
     assert result.stdout.isascii()
     value = json.loads(result.stdout)
-    assert list(value) == ["text", "finish_reason", "seed", "model", "usage", "timings"]
+    assert list(value) == ["text", "finish_reason", "seed", "model", "usage", "forgotten_tokens", "timings"]
     assert (value["text"], value["finish_reason"], value["seed"], value["model"]) == (
         "café \x1b[31m",
         "stop",
@@ -137,6 +137,20 @@ def test_one_json_object(invoke, engine) -> None:
     ]
     assert timings["load_s"] == 0.25
     assert timings["peak_rss_mb"] > 1
+
+
+def test_what_fell_out_of_the_context_is_told(invoke, engine) -> None:
+    engine.seen = 10
+    assert invoke("run", "a" * 10).stderr == ""
+    result = invoke("run", "a" * 15, "--context-policy", "slide")
+    assert result.stdout == "Hello.\n"
+    (line,) = result.stderr.splitlines()
+    assert "64 tokens" in line
+    assert "5 of the tokens" in line
+    assert engine.options.context_policy == "slide"
+    result = invoke("run", "a" * 15, "--json")
+    assert (json.loads(result.stdout)["forgotten_tokens"], result.stderr) == (5, "")
+    assert (engine.options.context_policy, engine.options.usual_policy) == (None, "error")
 
 
 def test_stats_are_one_line_on_stderr(invoke, engine) -> None:

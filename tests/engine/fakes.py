@@ -14,6 +14,7 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import GenerationError, SessionError
 from edge_llm.kernels.layout import KvType
 from edge_llm.messages import Event, TextDelta
@@ -138,7 +139,7 @@ class FakeSession:
         row = 0
         for segment in step.segments:
             assert segment.position == self._kv.length(segment.slot), "a segment does not begin where its slot ends"
-            assert segment.position + segment.rows <= self._kv.context
+            assert segment.position + segment.rows <= self._kv.limit
             assert 0 <= segment.logit_rows <= segment.rows
             rows = self._rows.setdefault(segment.slot, [])
             del rows[segment.position :]
@@ -213,7 +214,14 @@ def make_core(
     geometry = CacheGeometry((LayerGeometry(1, 8),))
     kv = KVCache(geometry, slots=slots, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
     session = FakeSession(kv, max_rows=max_rows, model=model)
-    intake = Intake(manifest(eos=eos), tokenizer(), ChatTemplate(TEMPLATE), sampler=FakeSampler(), context=context)
+    intake = Intake(
+        manifest(eos=eos),
+        tokenizer(),
+        ChatTemplate(TEMPLATE),
+        sampler=FakeSampler(),
+        window=ContextWindow(context),
+        policy=config.context_policy,
+    )
     core = EngineCore(session=session, cache=kv, intake=intake, config=config, **({"clock": clock} if clock else {}))
     core.session = session
     return core

@@ -24,7 +24,7 @@ from edge_llm.errors import (
     QueueFullError,
     SessionError,
 )
-from edge_llm.messages import Finished, FinishReason, Message, PromptProgress, TextDelta
+from edge_llm.messages import Finished, FinishReason, Message, PromptProgress, Role, TextDelta
 from edge_llm.sampling.decoders import Selection
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampled
@@ -207,6 +207,91 @@ def test_max_tokens_beyond_the_context_is_cut() -> None:
     asked = ask(core, 70, max_tokens=1000)
     run(core)
     assert len(asked.finished.token_ids) == 10
+
+
+SLIDING = {"context": 100, "context_policy": "slide"}
+
+
+@pytest.mark.parametrize("prompt", [1, 63, 64, 65, 99, 100, 101, 250, 1000])
+def test_a_sliding_conversation_goes_on(prompt: int) -> None:
+    """B16, B18: any prompt is read whole, and what falls out of the context is counted."""
+    core = make_core(**SLIDING, max_rows=32)
+    asked = ask(core, prompt, max_tokens=150)
+    run(core)
+    finished = asked.finished
+    assert finished.reason is FinishReason.LENGTH
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (prompt, 150)
+    assert [event for event in asked.events if isinstance(event, PromptProgress)][-1] == PromptProgress(prompt, prompt)
+    assert sum(step.rows for step in core.session.steps) == prompt + 149
+    assert finished.forgotten_tokens == max(0, prompt + 149 - 100)
+    assert finished.forgotten == ()
+
+
+def test_an_answer_that_slides_ends_by_itself_after_a_whole_context() -> None:
+    core = make_core(**SLIDING)
+    asked = ask(core, 80)
+    run(core)
+    assert (asked.finished.reason, len(asked.finished.token_ids)) == (FinishReason.LENGTH, 100)
+
+
+def test_a_conversation_of_exactly_the_context_has_forgotten_nothing() -> None:
+    core = make_core(**SLIDING)
+    for answer_tokens, gone in ((20, 0), (21, 0), (22, 1)):  # the last token chosen is not read
+        asked = ask(core, 80, max_tokens=answer_tokens)
+        run(core)
+        assert asked.finished.forgotten_tokens == gone
+
+
+def test_sliding_and_other_requests_share_an_engine() -> None:
+    """B15: each says what it says alone, whatever the policies, and `error` still ends at the context."""
+    core = make_core(context=100, slots=4, mixed_chunk=5)
+
+    def submit(prompt: int, policy: str, target: EngineCore) -> Asked:
+        events: list[object] = []
+        ids = tuple(3 + (7 * prompt + i * i) % (VOCAB - 3) for i in range(prompt))
+        params = SamplingParams(temperature=1.0, seed=prompt, max_tokens=120)
+        asked = Asked(
+            target.prepare(Request(token_ids=ids, params=params, context_policy=policy), events.append), events
+        )
+        target.enqueue(asked.sequence)
+        return asked
+
+    jobs = [(3, "slide"), (90, "error"), (300, "slide"), (12, "error"), (101, "slide"), (99, "error")]
+    together = [submit(*job, core) for job in jobs]
+    run(core)
+    for job, asked in zip(jobs, together, strict=True):
+        alone = make_core(context=100, slots=1)
+        one = submit(*job, alone)
+        run(alone)
+        assert asked.finished.token_ids == one.finished.token_ids
+        assert len(one.finished.token_ids) == (120 if job[1] == "slide" else 100 - job[0])
+
+
+def test_messages_that_fell_out_are_named() -> None:
+    """Those of which no token is attended to; the first tokens of a conversation always stay."""
+    core = make_core(says("x" * 100), context=128, context_policy="slide")
+    messages = [Message.system("s" * 20), Message.user("u" * 60)]  # which lie at 7..27 and 38..98 of the prompt
+    messages += [
+        Message(Role.ASSISTANT, "a" * 40),
+        Message.user("v" * 60),
+        Message(Role.ASSISTANT, ""),
+        Message.user("w"),
+    ]
+    _, places = core.intake.prompt(Request.chat(messages))
+    assert places[1].start < 64 < places[1].stop
+    finished = None
+    for length in range(1, 100):
+        events: list[object] = []
+        params = SamplingParams(temperature=0, max_tokens=length)
+        core.enqueue(core.prepare(Request.chat(messages, params), events.append))
+        run(core)
+        finished = events[-1]
+        rows = finished.usage.prompt_tokens + length - 1
+        attended = {*range(64), *range(rows - 64, rows)}
+        assert finished.forgotten_tokens == rows - len(attended)
+        expected = [i for i, place in enumerate(places) if attended.isdisjoint(place)]
+        assert list(finished.forgotten) == [i for i in expected if i != 4 or 3 in expected]
+    assert finished.forgotten == (2, 3, 4, 5)
 
 
 # --- cancelling ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edge_llm.engine.scheduler import ChunkPolicy, QueueLimits, Scheduler
 from edge_llm.engine.sequence import Phase, Sequence
+from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import QueueFullError
 
 
@@ -33,6 +34,7 @@ def sequence(prompt: int, *, drafts: int = 0, max_tokens: int = 50) -> Sequence:
         stream=SimpleNamespace(),
         emit=lambda event: None,
         submitted=0.0,
+        window=ContextWindow(4096),
     )
 
 
