@@ -31,7 +31,11 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_tokens": (0, 1 << 40),
 }
 CONTEXT_POLICIES = ("error", "slide")
-_CHOICES: Mapping[str, tuple[str, ...]] = {"kv_type": ("int8", "f32"), "context_policy": CONTEXT_POLICIES}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "kv_type": ("int8", "f32"),
+    "context_policy": CONTEXT_POLICIES,
+    "prefix_cache": ("off", "memory"),
+}
 _OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests"})
 
 
@@ -59,6 +63,8 @@ class EngineConfig:
     context_policy: str = "error"
     """what happens to a conversation that does not fit into the context, unless its request says otherwise: `error`
     refuses a prompt, naming both numbers, and ends an answer; `slide` goes on without the oldest tokens but the first"""
+    prefix_cache: str = "memory"
+    """what becomes of the rows of conversations that have ended: `memory` keeps some for those that begin alike"""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -82,6 +82,7 @@ class Intake:
             submitted=submitted,
             window=self._window,
             places=places,
+            namespace=request.namespace if request.cache else None,
         )
 
     def prompt(self, request: Request) -> tuple[list[int], tuple[range, ...]]:

@@ -17,6 +17,7 @@ class Request:
     """Exactly one of `messages` (a chat to answer), `text` (to continue as it is) and `token_ids` (likewise).
 
     `context_policy` is what happens past the context: `error`, `slide`, or None for what the engine's config says.
+    `cache`: rows of its tokens may be taken from, and left to, other requests of the same `namespace`.
     Raises `ParameterError` otherwise.
     """
 
@@ -25,6 +26,8 @@ class Request:
     token_ids: tuple[int, ...] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     context_policy: str | None = None
+    cache: bool = True
+    namespace: str = ""
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
@@ -37,6 +40,8 @@ class Request:
             raise ParameterError("there are no messages to answer")
         if self.context_policy is not None and self.context_policy not in CONTEXT_POLICIES:
             raise ParameterError(f"context_policy must be {' or '.join(CONTEXT_POLICIES)}, not {self.context_policy!r}")
+        if not isinstance(self.cache, bool) or not isinstance(self.namespace, str):
+            raise ParameterError("cache must be True or False, and namespace a str")
 
     @classmethod
     def chat(

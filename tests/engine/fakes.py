@@ -16,7 +16,7 @@ from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import GenerationError, SessionError
-from edge_llm.kernels.layout import KvType
+from edge_llm.kernels.layout import CacheLayer, KvType
 from edge_llm.messages import Event, TextDelta
 from edge_llm.model.manifest import (
     GRAPH_NAME,
@@ -115,7 +115,10 @@ def says(answer: str | Sequence[int], *, end: int = END) -> NextToken:
 
 
 class FakeSession:
-    """Checks each step as a real session would, and more; remembers what was written to which slot."""
+    """Checks each step as a real session would, and more; remembers what was written to which slot.
+
+    A row of the cache holds its token's id, as the scale of its key: what is not lost yet is read from there.
+    """
 
     def __init__(self, kv: KVCache, *, max_rows: int = 64, model: NextToken = hashed_logits) -> None:
         self.max_rows = max_rows
@@ -141,14 +144,33 @@ class FakeSession:
             assert segment.position == self._kv.length(segment.slot), "a segment does not begin where its slot ends"
             assert segment.position + segment.rows <= self._kv.limit
             assert 0 <= segment.logit_rows <= segment.rows
-            rows = self._rows.setdefault(segment.slot, [])
-            del rows[segment.position :]
+            rows = self._rows[segment.slot] = self._history(segment.slot, segment.position)
+            for position, token in enumerate(segment.token_ids, segment.position):
+                self._place(segment.slot)[self._kv.layers[0].ring.physical_row(position)] = token
+            self._written[segment.slot] = max(self._written[segment.slot], segment.position + segment.rows)
             rows.extend(segment.token_ids)
             assert all(0 <= i < VOCAB for i in rows)
             for wanted in range(segment.rows - segment.logit_rows, segment.rows):
                 self._logits[row] = self._row(rows[: segment.position + wanted + 1])
                 row += 1
         return self._logits[: step.logit_rows]
+
+    def _history(self, slot: int, length: int) -> list[int]:
+        """The tokens of a slot's rows; those that its ring has lost are remembered."""
+        ring, ids = self._kv.layers[0].ring, self._rows.get(slot, [])[:length]
+        lost = ring.oldest_held(int(self._written[slot]))
+        held = [*range(min(ring.sinks, length)), *range(lost, length)] if lost > ring.sinks else range(length)
+        ids += [0] * (length - len(ids))
+        for position in held:
+            ids[position] = int(self._place(slot)[ring.physical_row(position)])
+        return ids
+
+    def _place(self, slot: int) -> np.ndarray:
+        return self._kv.layers[0].arrays[CacheLayer.KEY_SCALES][slot, 0].reshape(-1)
+
+    @property
+    def _written(self) -> np.ndarray:
+        return self._kv._written  # what kernels find by the cache's descriptor
 
     def _row(self, ids: list[int]) -> np.ndarray:
         following = self.model(list(ids))
