@@ -17,20 +17,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_llm.cache import snapshot as snapshots
 from edge_llm.cache.ring_geometry import RingGeometry
+from edge_llm.cache.snapshot import Snapshot
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
-from edge_llm.kernels.layout import CACHE_MAGIC, CACHE_VERSION, LAYER_FIELDS, MAX_POSITION, TILE, Cache, KvType
+from edge_llm.kernels.layout import CACHE_MAGIC, CACHE_VERSION, MAX_POSITION, TILE, Cache, KvType
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGeometry:
-    """What a model keeps of each token."""
+    """What a model keeps of each token. All global layers, and all local ones, have the same heads."""
 
     layers: tuple[LayerGeometry, ...]
 
+    def __post_init__(self) -> None:
+        for layers in (self.global_layers, [layer for layer in self.layers if layer.window is not None]):
+            if len({(layer.kv_heads, layer.head_dim) for layer in layers}) > 1:
+                raise ValueError("layers of one kind have different heads")
+
+    @property
+    def global_layers(self) -> list[LayerGeometry]:
+        return [layer for layer in self.layers if layer.window is None]
+
     def row_bytes(self, kv_type: KvType) -> int:
-        """Bytes that one token takes in all layers: int8 codes with a float32 scale a head, or float32."""
-        return sum(layer.row_bytes(kv_type) for layer in self.layers)
+        """Bytes that each token of a conversation takes: in the global layers, for local ones soon take no more."""
+        return sum(layer.row_bytes(kv_type) for layer in self.global_layers or self.layers)
 
 
 class KVCache:
@@ -72,22 +83,8 @@ class KVCache:
         self._free = list(reversed(range(slots)))
         self._lengths = np.zeros(slots, np.int64)
         self._written = np.zeros(slots, np.int64)
-        self._descriptor = np.zeros(Cache.FIRST_LAYER + LAYER_FIELDS * len(self.layers), np.int64)
-        header = {
-            Cache.MAGIC: CACHE_MAGIC,
-            Cache.VERSION: CACHE_VERSION,
-            Cache.GENERATION: generation,
-            Cache.LAYERS: len(self.layers),
-            Cache.SLOTS: slots,
-            Cache.LENGTHS: self._lengths.ctypes.data,
-            Cache.LIMIT: self.limit,
-            Cache.WRITTEN: self._written.ctypes.data,
-        }
-        for field, value in header.items():
-            self._descriptor[field] = value
-        for i, layer in enumerate(self.layers):
-            first = Cache.FIRST_LAYER + LAYER_FIELDS * i
-            self._descriptor[first : first + LAYER_FIELDS] = layer.record()
+        self._generation = generation
+        self._descriptor = self._describe()
 
     @property
     def descriptor_address(self) -> int:
@@ -165,17 +162,41 @@ class KVCache:
         self._cut(target, length, written)
         return True
 
+    def snapshot(self, slot: int, start: int, stop: int) -> Snapshot | None:
+        """A copy of the committed rows [start, stop), `start` a multiple of TILE; None if a layer has lost one of them."""
+        if start % TILE or not 0 <= start < stop <= self.length(slot):
+            raise ValueError(f"slot {slot} has {self.length(slot)} rows: no snapshot of {start} to {stop}")
+        written = int(self._written[slot])
+        if not all(layer.ring.holds(start, stop, written) for layer in self.layers):
+            return None
+        return snapshots.take(self.layers, slot, start, stop)
+
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        """Append the rows of a snapshot to a slot that has `snapshot.start` rows, and commit them.
+
+        Raises `ValueError`, and nothing has changed, unless it is one of a cache with the same layers.
+        """
+        if self.length(slot) != snapshot.start or snapshot.stop > self.limit:
+            raise ValueError(f"rows {snapshot.start} to {snapshot.stop} do not follow those of slot {slot}")
+        snapshots.check(self.layers, snapshot)
+        snapshots.put(self.layers, slot, snapshot)
+        self.commit(slot, snapshot.stop - snapshot.start)
+
     def check_integrity(self) -> None:
-        """Raises `AssertionError` unless every slot is free or taken, free ones are empty, and lengths are in range."""
+        """Raises `AssertionError` unless every slot is free or taken, free ones are empty, each can go on from its length,
+        and layers and descriptor are sound."""
         free = set(self._free)
         if len(free) != len(self._free) or not free <= set(range(self.slots)):
             raise AssertionError(f"the free list is broken: {self._free}")
         for slot, length in enumerate(self._lengths.tolist()):
             if not 0 <= length <= (0 if slot in free else self.limit):
                 raise AssertionError(f"slot {slot} ({'free' if slot in free else 'taken'}) has {length} rows")
-            if not all(layer.ring.serves(length, int(self._written[slot])) for layer in self.layers):
+            written = int(self._written[slot])
+            if written < length or not all(layer.ring.serves(length, written) for layer in self.layers):
                 raise AssertionError(f"slot {slot} has lost rows that its next one attends to")
-        if self._descriptor[Cache.MAGIC] != CACHE_MAGIC or self._descriptor[Cache.LENGTHS] != self._lengths.ctypes.data:
+        for layer in self.layers:
+            layer.check_integrity()
+        if not np.array_equal(self._descriptor, self._describe()):
             raise AssertionError("the descriptor was overwritten")
 
     def close(self) -> None:
@@ -183,6 +204,22 @@ class KVCache:
         self._descriptor[Cache.MAGIC] = 0
         self.layers = ()
         self._free = []
+
+    def _describe(self) -> np.ndarray:
+        """What kernels are told, as layout.Cache says."""
+        header = np.zeros(Cache.FIRST_LAYER, np.int64)
+        for field, value in {
+            Cache.MAGIC: CACHE_MAGIC,
+            Cache.VERSION: CACHE_VERSION,
+            Cache.GENERATION: self._generation,
+            Cache.LAYERS: len(self.layers),
+            Cache.SLOTS: self.slots,
+            Cache.LENGTHS: self._lengths.ctypes.data,
+            Cache.LIMIT: self.limit,
+            Cache.WRITTEN: self._written.ctypes.data,
+        }.items():
+            header[field] = value
+        return np.concatenate([header, *(layer.record() for layer in self.layers)])
 
     def _check_taken(self, slot: int) -> None:
         if not 0 <= slot < self.slots or slot in self._free:

@@ -74,6 +74,10 @@ class RingGeometry:
         """Positions below `length` whose rows are there: of sinks, and of the ring."""
         return range(min(length, self.sinks)), range(min(self.oldest_held(written), length), length)
 
+    def holds(self, start: int, stop: int, written: int) -> bool:
+        """Whether all rows of the positions [start, stop), which a conversation has, are there."""
+        return stop <= self.sinks or max(start, self.sinks) >= self.oldest_held(written)
+
     def kept_tiles(self, length: int, written: int) -> np.ndarray:
         """bool [capacity / TILE]: physical tiles that hold a row of a position below `length`."""
         kept = np.zeros(self.capacity // TILE, np.bool_)

@@ -13,6 +13,7 @@ from edge_llm.errors import ParameterError
 from edge_llm.kernels.layout import LAYER_FIELDS, TILE, CacheLayer, KvType
 
 _TOGETHER = 4  # int8: bytes of one lane that lie side by side, as a dot-product instruction takes them
+_GUARD = 64  # bytes after each array that nobody writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,79 +32,60 @@ class LayerGeometry:
 class TiledRows:
     """Rows of every slot of one layer, in anonymous memory whose untouched pages cost nothing. What nobody wrote is 0.
 
-    Where a position's row lies is its `ring`'s affair, and how many rows of a slot are valid is KVCache's.
+    Where a position's row lies is its `ring`'s affair, and how many rows of a slot are valid is KVCache's. Tiles are
+    named by a bool [capacity / TILE] of physical tiles.
     """
 
     def __init__(self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType) -> None:
         """Raises `ParameterError` if the memory cannot be reserved."""
-        capacity = ring.capacity
-        heads, head_dim, tiles = layer.kv_heads, layer.head_dim, capacity // TILE
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
-        shapes: dict[CacheLayer, tuple[tuple[int, ...], type[np.generic]]]
-        if kv_type is KvType.INT8:
-            shapes = {
-                CacheLayer.KEYS: ((slots, heads, tiles, head_dim // _TOGETHER, TILE, _TOGETHER), np.uint8),
-                CacheLayer.VALUES: ((slots, heads, capacity // _TOGETHER, head_dim, _TOGETHER), np.int8),
-                CacheLayer.KEY_SCALES: ((slots, heads, capacity), np.float32),
-                CacheLayer.VALUE_SCALES: ((slots, heads, capacity), np.float32),
-            }
-        else:
-            shapes = {
-                CacheLayer.KEYS: ((slots, heads, tiles, head_dim, TILE), np.float32),
-                CacheLayer.VALUES: ((slots, heads, capacity, head_dim), np.float32),
-            }
-        sizes = {field: int(np.prod(shape)) * np.dtype(kind).itemsize for field, (shape, kind) in shapes.items()}
-        starts, end = {}, 0
-        for field, size in sizes.items():
-            starts[field] = end
-            end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.nbytes = end
-        self._memory = _reserve(end)
+        ends, self._starts = 0, {}
+        shapes = {
+            field: ((slots, layer.kv_heads, ring.capacity // TILE, *shape), kind)
+            for field, (shape, kind) in tile_shapes(layer.head_dim, kv_type).items()
+        }
+        for field, (shape, kind) in shapes.items():
+            self._starts[field] = ends
+            ends += _pages(int(np.prod(shape)) * np.dtype(kind).itemsize + _GUARD)
+        self.nbytes = ends
+        self._memory = _reserve(ends)
         self._bytes = np.frombuffer(self._memory, np.uint8)
-        self._starts = starts
         self.arrays: dict[CacheLayer, np.ndarray] = {
-            field: np.frombuffer(self._memory, kind, int(np.prod(shape)), starts[field]).reshape(shape)
+            field: np.frombuffer(self._memory, kind, int(np.prod(shape)), self._starts[field]).reshape(shape)
             for field, (shape, kind) in shapes.items()
         }
-        """KEYS, VALUES and, for int8, KEY_SCALES and VALUE_SCALES, shaped as layout.py says"""
+        """[slots, kv_heads, tiles, then `tile_shapes`]"""
 
     def copy(self, source: int, target: int, tiles: np.ndarray) -> None:
-        """Copy physical tiles (bool [capacity / TILE]) of slot `source` over those of slot `target`."""
+        """Copy tiles of slot `source` over those of slot `target`."""
         for array in self.arrays.values():
-            by_tile = array.reshape(*array.shape[:2], len(tiles), -1)
             for begin, end in runs(tiles):
-                by_tile[target, :, begin:end] = by_tile[source, :, begin:end]
+                array[target, :, begin:end] = array[source, :, begin:end]
 
     def give_back(self, slot: int, tiles: np.ndarray) -> None:
-        """Return physical tiles (bool [capacity / TILE]) to the system. They hold zeros again, so that nothing of one
-        conversation, and no NaN, is there for the next: kernels may multiply rows that are not valid by a weight of 0."""
+        """Return tiles to the system. They hold zeros again, so that nothing of one conversation, and no NaN, is there
+        for the next: kernels may multiply rows that are not valid by a weight of 0."""
         for field, array in self.arrays.items():
-            heads, size = self.layer.kv_heads, array[0].nbytes
-            begin = self._starts[field] + slot * size
-            if tiles.all():
-                self._forget(begin, begin + size)
+            begin = self._starts[field] + slot * array[0].nbytes
+            if tiles.all():  # the heads of a slot follow one another
+                self._forget(begin, begin + array[0].nbytes)
                 continue
-            tile_bytes = size // heads // len(tiles)
-            for head in range(heads):
+            for head in range(self.layer.kv_heads):
                 for first, last in runs(tiles):
-                    base = begin + head * len(tiles) * tile_bytes
-                    self._forget(base + first * tile_bytes, base + last * tile_bytes)
+                    base, size = begin + head * array[0, 0].nbytes, array[0, 0, 0].nbytes
+                    self._forget(base + first * size, base + last * size)
 
-    def _forget(self, begin: int, end: int) -> None:
-        """Zeros in bytes [begin, end) of the memory, whose whole pages go back to the system."""
-        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last and hasattr(self._memory, "madvise"):  # Windows has no such call
-            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
-            self._clear(begin, first)
-            self._clear(last, end)
-        else:
-            self._clear(begin, end)
-
-    def _clear(self, begin: int, end: int) -> None:
-        part = self._bytes[begin:end]
-        if part.any():  # a page that is only read takes no memory
-            part[:] = 0
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` unless ring and memory are sound, and nobody wrote past the end of an array."""
+        ring = self.ring
+        if ring.capacity % TILE or ring.sinks % TILE or not 0 <= ring.sinks < ring.capacity:
+            raise AssertionError(f"{ring} is not made of tiles")
+        for field, array in self.arrays.items():
+            if array.shape[2] * TILE != ring.capacity:
+                raise AssertionError(f"{field.name} has {array.shape[2]} tiles, its ring {ring.capacity} rows")
+            end = self._starts[field] + array.nbytes
+            if self._bytes[end : _pages(end + _GUARD)].any():
+                raise AssertionError(f"somebody wrote past the end of {field.name}")
 
     def record(self) -> np.ndarray:
         """int64 [LAYER_FIELDS]: what kernels are told of this layer."""
@@ -117,6 +99,47 @@ class TiledRows:
         record[CacheLayer.HEAD_DIM] = self.layer.head_dim
         record[CacheLayer.KV_TYPE] = self.kv_type
         return record
+
+    def _forget(self, begin: int, end: int) -> None:
+        """Zeros in bytes [begin, end) of the memory, whose whole pages go back to the system."""
+        first = _pages(begin)
+        last = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and hasattr(self._memory, "madvise"):  # Windows has no such call
+            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+            self._clear(begin, first)
+            self._clear(last, end)
+        else:
+            self._clear(begin, end)
+
+    def _clear(self, begin: int, end: int) -> None:
+        part = self._bytes[begin:end]
+        if part.any():  # a page that is only read takes no memory
+            part[:] = 0
+
+
+def tile_shapes(head_dim: int, kv_type: KvType) -> dict[CacheLayer, tuple[tuple[int, ...], type[np.generic]]]:
+    """Shape and type of one tile of each array: KEYS, VALUES and, for int8, their scales."""
+    if kv_type is KvType.INT8:
+        return {
+            CacheLayer.KEYS: ((head_dim // _TOGETHER, TILE, _TOGETHER), np.uint8),
+            CacheLayer.VALUES: ((TILE // _TOGETHER, head_dim, _TOGETHER), np.int8),
+            CacheLayer.KEY_SCALES: ((TILE,), np.float32),
+            CacheLayer.VALUE_SCALES: ((TILE,), np.float32),
+        }
+    return {CacheLayer.KEYS: ((head_dim, TILE), np.float32), CacheLayer.VALUES: ((TILE, head_dim), np.float32)}
+
+
+def tile_rows(array: np.ndarray, field: CacheLayer) -> np.ndarray:
+    """A view [4, TILE / 4, ...] of one or more tiles [..., then `tile_shapes`]: row r of a tile is [r // 16, r % 16]."""
+    if field is CacheLayer.VALUES and array.dtype == np.int8:
+        return np.moveaxis(array, (-1, -3), (0, 1))
+    axis = {CacheLayer.KEYS: -2 if array.dtype == np.uint8 else -1, CacheLayer.VALUES: -2}.get(field, -1)
+    rows = np.moveaxis(array, axis, 0)
+    return rows.reshape(_TOGETHER, TILE // _TOGETHER, *rows.shape[1:])
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _reserve(nbytes: int) -> Any:

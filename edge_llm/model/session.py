@@ -6,7 +6,6 @@ writes the rows. A step writes rows past the committed length; whoever owns the 
 
 from __future__ import annotations
 
-import ctypes
 from collections import OrderedDict
 from ctypes import c_char_p, c_int, c_void_p
 from pathlib import Path
@@ -14,16 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.errors import SessionError
-from edge_llm.kernels.layout import (
-    CACHE_MAGIC,
-    LAYER_FIELDS,
-    WORKSPACE_FIELDS,
-    Cache,
-    CacheLayer,
-    Workspace,
-    attention_scratch_bytes,
-    quantised_bytes,
-)
+from edge_llm.kernels.layout import WORKSPACE_FIELDS, Workspace, attention_scratch_bytes, quantised_bytes
+from edge_llm.model.cache_descriptor import CacheDescriptor
 from edge_llm.model.custom_ops import Kernels, SessionOps
 from edge_llm.model.graph_check import check_graph
 from edge_llm.model.manifest import GRAPH_NAME, ModelManifest
@@ -66,7 +57,8 @@ class Session:
         `cache_descriptor` is the address of a KVCache's descriptor, which must outlive the session; `max_rows` bounds the
         rows of a step; `threads` is the size of the thread pool, the caller's thread included.
 
-        Raises `ModelFormatError` for a graph that is not one of ours, `SessionError` if ONNX Runtime refuses it.
+        Raises `ModelFormatError` for a graph that is not one of ours, `SessionError` if ONNX Runtime refuses it or the
+        cache's rings have no room for such steps.
         """
         self.manifest = manifest
         self.max_rows = max_rows
@@ -74,9 +66,11 @@ class Session:
         self.hidden = manifest.dimensions.hidden
         check_graph(folder, manifest)
         self._api: OrtApi = ort_api()
-        self._cache = _descriptor(cache_descriptor)
+        self._cache = CacheDescriptor(cache_descriptor)
+        if self._cache.max_rows < max_rows:
+            raise SessionError(f"the cache has room for steps of {self._cache.max_rows} rows, not {max_rows}")
         self._workspace, self._buffers = self._allocate_workspace(threads)
-        self._ops = SessionOps(self._api, kernels, self._workspace, self._cache)
+        self._ops = SessionOps(self._api, kernels, self._workspace, self._cache.record)
         self._session, self._domain = self._create(folder / GRAPH_NAME, threads)
         self._memory_info = self._api.create(ApiEntry.CREATE_CPU_MEMORY_INFO, (c_int, 0), (c_int, 0))
         self._run = self._api.function(ApiEntry.RUN_WITH_BINDING, c_void_p, c_void_p, c_void_p)
@@ -86,7 +80,6 @@ class Session:
         self._segments = np.zeros(4 * max_rows, np.int32)
         self._tables = len(manifest.rope)
         self._rotary_dim = manifest.rope[0].rotary_dim if manifest.rope else 0
-        self._sink_context = _sink_context(self._cache)
         self._rope = np.zeros(max(2 * self._tables * max_rows * self._rotary_dim, 1), np.float32)
         self._logit_rows = np.zeros(max_rows, np.int64)
         self._kv = np.array(cache_descriptor, np.int64)
@@ -159,8 +152,8 @@ class Session:
         entries = self._rope[: 2 * self._tables * len(positions) * self._rotary_dim]
         own, sink = np.split(entries.reshape(2 * self._tables, len(positions), self._rotary_dim), 2)
         rope_rows(self.manifest.rope, positions, out=own)
-        if self._sink_context is not None and positions.max() >= self._sink_context:
-            rope_rows(self.manifest.rope, np.minimum(positions, self._sink_context - 1), out=sink)
+        if positions.max() >= self._cache.sink_context:
+            rope_rows(self.manifest.rope, np.minimum(positions, self._cache.sink_context - 1), out=sink)
 
     def _binding(self, rows: int, segments: int, logit_rows: int) -> _Binding:
         """The IO binding for these shapes; decode steps of one conversation use the same one for ever."""
@@ -204,14 +197,14 @@ class Session:
             max_rows=rows,
             heads=size.heads,
             head_dim=size.head_dim,
-            capacity=int(_layers(self._cache)[:, CacheLayer.CAPACITY].max()),
+            capacity=self._cache.capacity,
         )
         blocks = aligned_zeros(quantised_bytes(rows, inputs))
         attention = aligned_zeros(scratch)
         workspace = np.zeros(WORKSPACE_FIELDS, np.int64)
         workspace[Workspace.MAX_ROWS] = rows
         workspace[Workspace.THREADS] = threads
-        workspace[Workspace.CACHE] = self._cache.ctypes.data
+        workspace[Workspace.CACHE] = self._cache.record.ctypes.data
         workspace[Workspace.X_BLOCKS] = blocks.ctypes.data
         workspace[Workspace.X_INPUTS] = inputs
         workspace[Workspace.ATTENTION_SCRATCH] = attention.ctypes.data
@@ -261,25 +254,3 @@ class _Binding:
         api.release(ApiEntry.RELEASE_IO_BINDING, self.handle)
         for value in self.values:
             api.release(ApiEntry.RELEASE_VALUE, value)
-
-
-def _descriptor(address: int) -> np.ndarray:
-    """The int64 record of a cache descriptor at `address`."""
-    header = np.ctypeslib.as_array((ctypes.c_int64 * Cache.FIRST_LAYER).from_address(address))
-    if header[Cache.MAGIC] != CACHE_MAGIC:
-        raise SessionError("the cache descriptor is not one")
-    length = Cache.FIRST_LAYER + LAYER_FIELDS * int(header[Cache.LAYERS])
-    return np.ctypeslib.as_array((ctypes.c_int64 * length).from_address(address))
-
-
-def _layers(cache: np.ndarray) -> np.ndarray:
-    """int64 [layers, LAYER_FIELDS]: the layers' records in a cache descriptor."""
-    return cache[Cache.FIRST_LAYER :].reshape(-1, LAYER_FIELDS)
-
-
-def _sink_context(cache: np.ndarray) -> int | None:
-    """The position from which on rows see sinks and no longer what follows them; None: the cache keeps no sinks."""
-    layers = _layers(cache)
-    slides = layers[:, CacheLayer.SINKS] > 0
-    contexts = layers[slides, CacheLayer.SINKS] + layers[slides, CacheLayer.WINDOW]
-    return int(contexts.min()) if slides.any() else None

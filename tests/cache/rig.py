@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -64,67 +65,65 @@ class Layer:
                 CacheLayer.HEAD_DIM,
             )
         )
-        head, tiles = (cache.slots, heads), self.capacity // TILE
+        rings = (cache.slots, heads, self.capacity // TILE)
         if record[CacheLayer.KV_TYPE] == KvType.INT8:
             shapes = {
-                CacheLayer.KEYS: ((*head, tiles, dim // 4, TILE, 4), np.uint8),
-                CacheLayer.VALUES: ((*head, tiles, TILE // 4, dim, 4), np.int8),
-                CacheLayer.KEY_SCALES: ((*head, self.capacity), np.float32),
-                CacheLayer.VALUE_SCALES: ((*head, self.capacity), np.float32),
+                CacheLayer.KEYS: ((*rings, dim // 4, TILE, 4), np.uint8, (0, 2, 4, 1, 3, 5)),
+                CacheLayer.VALUES: ((*rings, TILE // 4, dim, 4), np.int8, (0, 2, 5, 3, 1, 4)),
+                CacheLayer.KEY_SCALES: ((*rings, TILE), np.float32, (0, 2, 3, 1)),
+                CacheLayer.VALUE_SCALES: ((*rings, TILE), np.float32, (0, 2, 3, 1)),
             }
         else:
             shapes = {
-                CacheLayer.KEYS: ((*head, tiles, dim, TILE), np.float32),
-                CacheLayer.VALUES: ((*head, self.capacity, dim), np.float32),
+                CacheLayer.KEYS: ((*rings, dim, TILE), np.float32, (0, 2, 4, 1, 3)),
+                CacheLayer.VALUES: ((*rings, TILE, dim), np.float32, (0, 2, 3, 1, 4)),
             }
-        self.arrays = {
-            field: memory(record[field], kind, int(np.prod(shape))).reshape(shape)
-            for field, (shape, kind) in shapes.items()
-        }
+        self.arrays, self._by_row = {}, {}
+        for field, (shape, kind, rows_first) in shapes.items():
+            array = memory(record[field], kind, int(np.prod(shape))).reshape(shape)
+            self.arrays[field], self._by_row[field] = array, array.transpose(rows_first)
 
-    def write(self, slot: int, position: int, token: int) -> None:
-        """Different bytes for every token, layer, head and dimension."""
-        for field, array in self.arrays.items():
-            index = self._place(field, slot, position)
-            array[index] = self._content(array[index], field, token)
+    def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Physical rows of positions."""
+        return np.vectorize(physical_row, otypes=[np.int64])(positions, self.sinks, self.capacity)
 
-    def holds(self, slot: int, position: int, token: int) -> bool:
-        """Whether the row of a position is that of `token`."""
-        for field, array in self.arrays.items():
-            row = array[self._place(field, slot, position)]
-            if not np.array_equal(row, self._content(row, field, token)):
-                return False
-        return True
+    def write(self, slot: int, rows: np.ndarray, tokens: Sequence[int]) -> None:
+        """Into physical rows: different bytes for every token, layer, head and dimension."""
+        for field, array in self._by_row.items():
+            index = self._index(field, slot, rows)
+            array[index] = self._content(field, array[index], tokens)
 
-    def _place(self, field: CacheLayer, slot: int, position: int) -> tuple[object, ...]:
-        """The index of a row: what it selects has one entry a head, and one a dimension unless it is a scale."""
-        row = physical_row(position, self.sinks, self.capacity)
-        tile, inside = divmod(row, TILE)
-        if field is CacheLayer.KEYS:
-            return (slot, slice(None), tile, slice(None), inside)
-        if field is CacheLayer.VALUES and self.arrays[field].dtype == np.int8:
-            return (slot, slice(None), tile, inside % (TILE // 4), slice(None), inside // (TILE // 4))
-        return (slot, slice(None), row)
+    def holds(self, slot: int, rows: np.ndarray, tokens: Sequence[int]) -> bool:
+        """Whether these tokens lie in the physical rows."""
+        found = {field: array[self._index(field, slot, rows)] for field, array in self._by_row.items()}
+        return all(np.array_equal(rows, self._content(field, rows, tokens)) for field, rows in found.items())
 
-    def _content(self, row: np.ndarray, field: CacheLayer, token: int) -> np.ndarray:
-        seed = np.arange(row.size) * 7 + token * 31 + int(field) * 3 + self.number
-        return (seed % 120).astype(row.dtype).reshape(row.shape)
+    def _index(self, field: CacheLayer, slot: int, rows: np.ndarray) -> tuple[int | np.ndarray, ...]:
+        tile, inside = np.divmod(rows, TILE)
+        if self._by_row[field].dtype == np.int8:
+            return (slot, tile, inside // (TILE // 4), inside % (TILE // 4))
+        return (slot, tile, inside)
+
+    def _content(self, field: CacheLayer, rows: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+        """What stands for the tokens in arrays [tokens, ...] of this shape."""
+        size = int(np.prod(rows.shape[1:]))
+        seed = np.array(tokens, np.int64)[:, None] * 31 + np.arange(size) * 7 + int(field) * 3 + self.number
+        return (seed % 120 + 1).astype(rows.dtype).reshape(rows.shape)
 
 
 def layers(cache: KVCache) -> list[Layer]:
     return [Layer(cache, number) for number in range(len(cache.geometry.layers))]
 
 
-def write(cache: KVCache, slot: int, position: int, tokens: list[int]) -> None:
+def write(cache: KVCache, slot: int, position: int, tokens: Sequence[int]) -> None:
     """What a step does: the rows of `tokens` from `position` on, in every layer."""
     written = memory(descriptor(cache)[Cache.WRITTEN], np.int64, cache.slots)
     written[slot] = max(written[slot], position + len(tokens))
     for layer in layers(cache):
-        for i, token in enumerate(tokens):
-            layer.write(slot, position + i, token)
+        layer.write(slot, layer.rows(range(position, position + len(tokens))), tokens)
 
 
-def append(cache: KVCache, slot: int, tokens: list[int]) -> None:
+def append(cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
     """Steps of at most MAX_CHUNK rows, committed."""
     for first in range(0, len(tokens), MAX_CHUNK):
         part = tokens[first : first + MAX_CHUNK]
@@ -132,12 +131,11 @@ def append(cache: KVCache, slot: int, tokens: list[int]) -> None:
         cache.commit(slot, len(part))
 
 
-def holds(cache: KVCache, slot: int, tokens: list[int], positions: range | None = None) -> bool:
-    """Whether every layer has the rows of `tokens` at the positions (None: those that the next row attends to)."""
+def serves(cache: KVCache, slot: int, tokens: Sequence[int]) -> bool:
+    """Whether every layer has the rows that the row after `tokens` attends to."""
     for layer in layers(cache):
         oldest = max(layer.sinks, len(tokens) - layer.window + 1)
-        for position in range(len(tokens)) if positions is None else positions:
-            seen = positions is not None or position < layer.sinks or position >= oldest
-            if seen and not layer.holds(slot, position, tokens[position]):
-                return False
+        positions = [k for k in range(len(tokens)) if k < layer.sinks or k >= oldest]
+        if not layer.holds(slot, layer.rows(positions), [tokens[k] for k in positions]):
+            return False
     return True

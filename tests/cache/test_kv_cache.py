@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from tests.cache.rig import (
     GEOMETRY,
     append,
     descriptor,
-    holds,
     layer_record,
     make,
     memory,
+    serves,
     taken,
     write,
 )
@@ -72,14 +73,14 @@ def test_a_conversation_that_slides_may_have_as_many_positions_as_steps_can_name
 
 @pytest.mark.parametrize("length", [0, 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3])
 def test_fork_copies_rows_at_any_length(length: int) -> None:
-    cache = make(geometry=CacheGeometry((LayerGeometry(2, 8), LayerGeometry(1, 16))))
+    cache = make(geometry=CacheGeometry((LayerGeometry(2, 8),) * 2))
     source, target = taken(cache), taken(cache)
     append(cache, source, list(range(CONTEXT)))
     append(cache, target, list(range(1000, 1000 + CONTEXT)))
     assert cache.fork(source, target, length)
     assert cache.length(target) == length
-    assert holds(cache, target, list(range(length)))
-    assert holds(cache, source, list(range(CONTEXT)))
+    assert serves(cache, target, list(range(length)))
+    assert serves(cache, source, list(range(CONTEXT)))
 
 
 def test_layers_refuse_together_when_one_has_lost_rows() -> None:
@@ -96,8 +97,8 @@ def test_layers_refuse_together_when_one_has_lost_rows() -> None:
     assert (cache.length(source), cache.length(target)) == (190, 0)
     assert cache.fork(source, target, 77)
     assert cache.truncate(source, 77)
-    assert holds(cache, source, tokens[:77])
-    assert holds(cache, target, tokens[:77])
+    assert serves(cache, source, tokens[:77])
+    assert serves(cache, target, tokens[:77])
     assert cache.truncate(source, 0)
 
 
@@ -128,20 +129,42 @@ def test_integrity_check_sees_broken_books() -> None:
     with pytest.raises(AssertionError, match=f"slot {slot}"):
         cache.check_integrity()
     lengths[slot] = 0
-    descriptor(cache)[Cache.MAGIC] = 1
-    with pytest.raises(AssertionError, match="descriptor"):
+    written = memory(descriptor(cache)[Cache.WRITTEN], np.int64, cache.slots)
+    for wrong in (-1, 1000):  # rows that nobody wrote; rows that have overwritten what comes next
+        written[slot] = wrong
+        with pytest.raises(AssertionError, match=f"slot {slot} has lost"):
+            cache.check_integrity()
+    written[slot] = 0
+    for field in (Cache.MAGIC, Cache.LIMIT, Cache.FIRST_LAYER + CacheLayer.SINKS):
+        old, descriptor(cache)[field] = descriptor(cache)[field], 1
+        with pytest.raises(AssertionError, match="descriptor"):
+            cache.check_integrity()
+        descriptor(cache)[field] = old
+    cache.check_integrity()
+
+
+def test_integrity_check_sees_rows_written_past_the_end() -> None:
+    cache = make()
+    values = cache.layers[1].arrays[CacheLayer.VALUES]
+    (ctypes.c_char * 1).from_address(values.ctypes.data + values.nbytes)[0] = 1
+    with pytest.raises(AssertionError, match="past the end of VALUES"):
         cache.check_integrity()
 
 
-def test_bytes_are_counted() -> None:
-    for kv_type, row_bytes in ((KvType.INT8, 2 * (4 * 12 + 20)), (KvType.F32, 2 * (4 * 32 + 64))):
-        cache = make(kv_type)
-        slot = taken(cache)
-        assert GEOMETRY.row_bytes(kv_type) == row_bytes
-        assert cache.used_bytes == 0
-        cache.commit(slot, TILE + 1)
-        assert cache.used_bytes == 2 * TILE * row_bytes
-        assert cache.nbytes >= cache.slots * 3 * TILE * row_bytes
+@pytest.mark.parametrize(("kv_type", "row_bytes", "local_bytes"), [(KvType.INT8, 96, 40), (KvType.F32, 256, 128)])
+def test_bytes_are_counted(kv_type: KvType, row_bytes: int, local_bytes: int) -> None:
+    """Global layers take bytes for each token up to the context, the local one for its ring of 192 rows."""
+    cache = make(kv_type)
+    slot = taken(cache)
+    assert GEOMETRY.row_bytes(kv_type) == row_bytes
+    assert CacheGeometry((LayerGeometry(1, 16, window=70),)).row_bytes(kv_type) == local_bytes
+    assert cache.used_bytes == 0
+    for length, tiles, local_tiles in [(1, 1, 1), (65, 2, 2), (197, 4, 3), (320, 5, 3), (5000, 5, 3)]:
+        append(cache, slot, list(range(cache.length(slot), length)))
+        assert cache.used_bytes == TILE * (tiles * row_bytes + local_tiles * local_bytes)
+    assert cache.nbytes >= cache.slots * TILE * (5 * row_bytes + 3 * local_bytes)
+    assert cache.truncate(slot, 0)
+    assert cache.used_bytes == 0
 
 
 @pytest.mark.parametrize("kv_type", KvType)
@@ -168,12 +191,16 @@ def test_memory_follows_use() -> None:
     geometry = CacheGeometry((LayerGeometry(4, 64),) * 4)
     before = resident()
     cache = KVCache(geometry, slots=4, context=16384, kv_type=KvType.F32, max_chunk=TILE)
-    assert cache.nbytes == 4 * (16384 + TILE) * 8192
+    rows = 4 * (16384 + TILE) * 8192
+    assert rows < cache.nbytes < 1.001 * rows
     slot = taken(cache)
     assert resident() - before < 8 << 20
+    cache.commit(slot, 16384)
     for layer in cache.layers:
         layer.arrays[CacheLayer.VALUES][slot] = 1.0
     assert resident() - before > 60 << 20
+    cache.truncate(slot, 4096)
+    assert 15 << 20 < resident() - before < 20 << 20
     cache.release(slot)
     assert resident() - before < 8 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -148,9 +148,9 @@ class Rig:
             call[AttentionCall.Q_NORM] = self._input("q_norm", self.gammas[0])
             call[AttentionCall.K_NORM] = self._input("k_norm", self.gammas[1])
         if s.rotary_dim and rows:
-            call[AttentionCall.ROPE] = self._input("rope", np.stack([self._rope(p) for p in positions]))
+            call[AttentionCall.ROPE] = self._input("rope", np.stack([self.rope(p) for p in positions]))
             if s.sink_rope:
-                call[AttentionCall.SINK_ROPE] = self._input("sinks", np.stack([self._sink_rope(p) for p in positions]))
+                call[AttentionCall.SINK_ROPE] = self._input("sinks", np.stack([self.sink_rope(p) for p in positions]))
         return out
 
     def _buffer(self, name: str, shape: Sequence[int], kind: type[np.generic]) -> np.ndarray:
@@ -165,13 +165,13 @@ class Rig:
         buffer[...] = values
         return buffer.ctypes.data
 
-    def _rope(self, position: int) -> np.ndarray:
+    def rope(self, position: int) -> np.ndarray:
         half = self.shape.rotary_dim // 2
         angles = position * 100.0 ** -(np.arange(half) / half)
         return np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
-    def _sink_rope(self, position: int) -> np.ndarray:
-        return self._rope(min(position, self.shape.window + self.shape.sinks - 1))
+    def sink_rope(self, position: int) -> np.ndarray:
+        return self.rope(min(position, self.shape.window + self.shape.sinks - 1))
 
     # --- the truth ---
 
@@ -195,19 +195,30 @@ class Rig:
         s = self.shape
         oldest, end = segment.position - s.window + 1, segment.position + len(segment.qkv)
         rows = [k for k in range(end) if k < s.sinks or k >= oldest]
-        keys, values = np.zeros((2, s.kv_heads, end, s.dim))
+        keys, values = np.zeros((2, end, s.kv_heads, s.dim))
         for k in rows:
-            keys[:, k], values[:, k] = self.stored(segment.slot, k)
+            keys[k], values[k] = self.stored(segment.slot, k)
         self.largest = np.abs(values).max()
-        gamma, out = self.gammas[0] if s.norms else None, np.zeros((len(segment.qkv), s.heads, s.dim))
-        for i, row in enumerate(segment.qkv):
-            p = segment.position + i
-            queries = turn(row[: s.heads], self._rope(p) if s.rotary_dim else None, gamma, EPS)
-            sink_queries = turn(row[: s.heads], self._sink_rope(p), gamma, EPS) if s.sink_rope else queries
-            for h in range(s.heads):
-                g = h * s.kv_heads // s.heads
-                out[i, h] = attend(queries[h], sink_queries[h], keys[g], values[g], p, s.rules)
-        return out
+        return attend(*self.queries(segment), keys, values, segment.position, s.rules)
+
+    def queries(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
+        """Normed and turned: float64 [rows, heads, dim], and those that meet sinks."""
+        s = self.shape
+        given, gamma = segment.qkv[:, : s.heads], self.gammas[0] if s.norms else None
+        positions = range(segment.position, segment.position + len(given))
+        queries = turn(given, self._ropes(self.rope, positions), gamma, EPS)
+        return queries, turn(given, self._ropes(self.sink_rope, positions), gamma, EPS) if s.sink_rope else queries
+
+    def keys(self, segment: Segment) -> np.ndarray:
+        """Normed and turned: float64 [rows, kv_heads, dim]."""
+        s = self.shape
+        given, gamma = segment.qkv[:, s.heads : s.heads + s.kv_heads], self.gammas[1] if s.norms else None
+        positions = range(segment.position, segment.position + len(given))
+        return turn(given, self._ropes(self.rope, positions), gamma, EPS)
+
+    def _ropes(self, rope: Callable[[int], np.ndarray], positions: range) -> np.ndarray | None:
+        """[rows, 1, rotary_dim]: one for all heads of a row."""
+        return np.array([rope(p) for p in positions])[:, None] if self.shape.rotary_dim and positions else None
 
     def check(self, segments: Sequence[Segment], **options: int) -> np.ndarray:
         """Run a step and compare it with the truth."""

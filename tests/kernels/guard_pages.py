@@ -12,7 +12,6 @@ POISON = 0xFF
 """fills the page around an array; as a float it is NaN"""
 
 _PAGE = mmap.PAGESIZE
-_keep: list[mmap.mmap] = []
 
 
 def guarded(shape: Sequence[int], kind: type[np.generic], *, at_end: bool = True) -> np.ndarray:
@@ -20,7 +19,6 @@ def guarded(shape: Sequence[int], kind: type[np.generic], *, at_end: bool = True
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
     room = max(_PAGE, -(-size // _PAGE) * _PAGE)
     memory = mmap.mmap(-1, room + 2 * _PAGE)
-    _keep.append(memory)
     whole = np.frombuffer(memory, np.uint8)
     whole[:] = POISON
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,4 +41,4 @@ def untouched(array: np.ndarray) -> bool:
     end = start + array.nbytes
     first, last = start // _PAGE * _PAGE, max(-(-end // _PAGE) * _PAGE, start // _PAGE * _PAGE + _PAGE)
     around = [(first, start - first), (end, last - end)]
-    return all(set(ctypes.string_at(at, size)) <= {POISON} for at, size in around)
+    return all(ctypes.string_at(at, size).count(POISON) == size for at, size in around)

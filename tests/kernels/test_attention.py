@@ -94,6 +94,41 @@ def test_so_does_a_ring_with_sinks(kv_type: KvType, sinks: int, window: int) -> 
 
 
 @kv_types
+@pytest.mark.parametrize(("sinks", "window", "rotary_dim"), [(TILE, 200, 0), (TILE, 193, 16), (5 * TILE, 70, 16)])
+def test_below_the_context_a_window_with_sinks_changes_no_bit(
+    kv_type: KvType, sinks: int, window: int, rotary_dim: int
+) -> None:
+    """Rows up to sinks + window see everything, also in a chunk whose later rows do not."""
+    context = sinks + window
+    qkv = random_rows(Shape(dim=16), context + 60)
+    everything = run(Rig(Shape(dim=16, kv_type=kv_type, capacity=10 * TILE, rotary_dim=rotary_dim)), qkv, (90,))
+    shape = Shape(dim=16, kv_type=kv_type, window=window, sinks=sinks, capacity=10 * TILE, rotary_dim=rotary_dim)
+    for sizes, slides in [((90,), True), ((context, 60), False), ((context - 7, 67), True), ((1,), False)]:
+        rig = Rig(replace(shape, sink_rope=slides and rotary_dim > 0), seed=len(sizes))
+        out = run(rig, qkv, sizes, threads=2)
+        assert same_bits(out[:context], everything[:context]), sizes
+        assert not same_bits(out[context:], everything[context:])
+
+
+@kv_types
+@pytest.mark.parametrize("sinks", [0, TILE])
+def test_what_a_ring_has_forgotten_may_have_been_anything(kv_type: KvType, sinks: int) -> None:
+    """A row of NaN reaches those that attend to it, round after round, and never what comes after."""
+    shape = Shape(dim=16, kv_type=kv_type, window=70, sinks=sinks, capacity=sinks + 2 * TILE)
+    qkv = random_rows(shape, 600)
+    good = run(Rig(shape), qkv, (50,))
+    bad_rows = [200, 333, 470]
+    bad = qkv.copy()
+    bad[bad_rows, shape.heads] = np.nan  # the key
+    out = run(Rig(shape), bad, (50, 1, 17), threads=3)
+    reached = np.zeros(600, np.bool_)
+    for row in bad_rows:
+        reached[row : row + shape.window] = True
+    assert np.isnan(out[reached]).all()
+    assert same_bits(out[~reached], good[~reached])
+
+
+@kv_types
 def test_not_a_number_stays_one_and_stays_alone(kv_type: KvType) -> None:
     check_not_finite(kv_type)
 

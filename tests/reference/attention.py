@@ -18,14 +18,14 @@ class Rules:
 
 
 def turn(x: np.ndarray, rope: np.ndarray | None, gamma: np.ndarray | None = None, eps: float = 0.0) -> np.ndarray:
-    """float64 [..., dim]: RMS norm if there is a `gamma`, rotary embedding if there is a `rope` (cosines, then sines)."""
+    """float64 [..., dim]: RMS norm if there is a `gamma`, rotary embedding if there is a `rope` [..., cosines, then sines]."""
     x = x.astype(np.float64)
     if gamma is not None:
         x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gamma
     if rope is None:
         return x
-    cosine, sine = np.split(rope.astype(np.float64), 2)
-    half = len(cosine)
+    cosine, sine = np.split(rope.astype(np.float64), 2, axis=-1)
+    half = cosine.shape[-1]
     a, b = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine, x[..., 2 * half :]], -1)
 
@@ -36,14 +36,24 @@ def physical_row(position: int, sinks: int, capacity: int) -> int:
 
 
 def attend(
-    query: np.ndarray, sink_query: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, rules: Rules
+    queries: np.ndarray, sink_queries: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, rules: Rules
 ) -> np.ndarray:
-    """float64 [dim] of one query at `position` from keys and values [positions, dim]; sinks are scored by `sink_query`."""
-    k = np.arange(position + 1)
-    seen = (k < rules.sinks) | (k > position - rules.window)
-    keys, values, k = keys[: position + 1][seen], values[: position + 1][seen], k[seen]
-    scores = np.where(k < rules.sinks, keys @ sink_query, keys @ query) * rules.scale
-    if rules.softcap:
-        scores = rules.softcap * np.tanh(scores / rules.softcap)
-    weights = np.exp(scores - scores.max())
-    return weights @ values / weights.sum()
+    """float64 [rows, heads, dim] of queries [rows, heads, dim] at the positions `first`, `first` + 1, ...
+
+    Keys and values are [positions, kv_heads, dim]; those of sinks meet `sink_queries`.
+    """
+    rows, heads, _ = queries.shape
+    p, k = first + np.arange(rows)[:, None], np.arange(first + rows)
+    seen = (k <= p) & ((k < rules.sinks) | (k > p - rules.window))
+    k = k[seen.any(axis=0)]
+    out = np.empty(queries.shape)
+    for h in range(heads):
+        g = h * keys.shape[1] // heads
+        mine, stored = keys[k, g], values[k, g]
+        scores = np.where(k < rules.sinks, sink_queries[:, h] @ mine.T, queries[:, h] @ mine.T) * rules.scale
+        if rules.softcap:
+            scores = rules.softcap * np.tanh(scores / rules.softcap)
+        scores[~seen[:, k]] = -np.inf
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, h] = weights @ stored / weights.sum(axis=1, keepdims=True)
+    return out
