@@ -11,7 +11,7 @@ from edge_llm.cache.kv_cache import CacheGeometry, KVCache
 from edge_llm.cache.prefix_cache import PrefixCache, common_prefix
 from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.kernels.layout import TILE
-from tests.cache.rig import CONTEXT, append, holds, make
+from tests.cache.rig import CONTEXT, append, make, serves
 
 SHARED = list(range(100, 100 + TILE))
 
@@ -21,7 +21,7 @@ def talk(prefixes: PrefixCache, kv: KVCache, ids: list[int], *, end: bool = True
     placed = prefixes.acquire(ids, namespace)
     assert placed is not None
     assert placed.rows == kv.length(placed.slot) < len(ids)
-    assert holds(kv, placed.slot, ids[: placed.rows])
+    assert serves(kv, placed.slot, ids[: placed.rows])
     append(kv, placed.slot, ids[placed.rows : -1])
     if end:
         prefixes.release(placed.slot, keep=True)
@@ -67,7 +67,7 @@ def test_one_that_begins_alike_gets_a_copy_and_the_first_one_stays() -> None:
     other = prefixes.acquire([*SHARED, 7, 8], "")
     assert other is not None
     assert (other.rows, other.slot == slot) == (TILE, False)
-    assert holds(kv, other.slot, SHARED)
+    assert serves(kv, other.slot, SHARED)
     assert found(prefixes, [*first, 1])[1] == len(first) - 1
 
 
@@ -77,8 +77,8 @@ def test_a_running_conversation_lends_what_it_has() -> None:
     first = talk(prefixes, kv, [*SHARED, 1, 2], end=False)
     second = talk(prefixes, kv, [*SHARED, 1, 3, 4], end=False)
     assert first != second
-    assert holds(kv, first, [*SHARED, 1])
-    assert holds(kv, second, [*SHARED, 1, 3])
+    assert serves(kv, first, [*SHARED, 1])
+    assert serves(kv, second, [*SHARED, 1, 3])
 
 
 def test_the_same_prompt_twice_at_once_is_read_once() -> None:
@@ -93,7 +93,7 @@ def test_the_same_prompt_twice_at_once_is_read_once() -> None:
     assert prefixes.catch_up(two.slot) == 10  # too little to be worth a copy
     append(kv, one.slot, ids[60:])
     assert prefixes.catch_up(two.slot) == kv.length(two.slot) == 149
-    assert holds(kv, two.slot, ids[:149])
+    assert serves(kv, two.slot, ids[:149])
     assert prefixes.catch_up(one.slot) == 150
 
 
@@ -140,7 +140,7 @@ def test_namespaces_never_meet(namespace: str | None) -> None:
         other = prefixes.acquire(ids, namespace)
         assert other is not None
         assert other.rows == 0
-        assert not holds(kv, other.slot, ids, range(10))  # the memory is not even there
+        assert not serves(kv, other.slot, ids[:10])  # the memory is not even there
         append(kv, other.slot, [1, 2])
         assert prefixes.catch_up(other.slot) == 2
         prefixes.release(other.slot, keep=True)
@@ -175,7 +175,7 @@ def test_a_conversation_that_has_slid_goes_on() -> None:
     placed = prefixes.acquire([*ids[:-5], 91, 92], "")
     assert placed is not None
     assert placed.rows == len(ids) - 5
-    assert holds(kv, placed.slot, ids[:-5])
+    assert serves(kv, placed.slot, ids[:-5])
 
 
 def test_common_prefix() -> None:
@@ -207,7 +207,7 @@ class Conversations(RuleBasedStateMachine):
         assert (placed is None) == (len(self.running) == self.kv.slots)
         if placed is not None:
             assert placed.slot not in self.running
-            assert holds(self.kv, placed.slot, ids[: placed.rows])
+            assert serves(self.kv, placed.slot, ids[: placed.rows])
             assert namespace is not None or placed.rows == 0
             self.running[placed.slot] = (ids, namespace)
 
@@ -219,7 +219,7 @@ class Conversations(RuleBasedStateMachine):
         have = self.kv.length(slot)
         if self.prefixes.catch_up(slot) > have:
             have = self.kv.length(slot)
-            assert holds(self.kv, slot, ids[:have])
+            assert serves(self.kv, slot, ids[:have])
         if len(ids) == have and have + rows <= CONTEXT:
             ids += [rows] * rows
         append(self.kv, slot, ids[have : have + rows])
@@ -229,7 +229,7 @@ class Conversations(RuleBasedStateMachine):
     def end(self, data: st.DataObject, keep: bool) -> None:
         slot = data.draw(st.sampled_from(sorted(self.running)))
         ids, _ = self.running.pop(slot)
-        assert holds(self.kv, slot, ids[: self.kv.length(slot)])
+        assert serves(self.kv, slot, ids[: self.kv.length(slot)])
         self.prefixes.release(slot, keep=keep)
 
     @invariant()
