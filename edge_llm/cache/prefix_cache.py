@@ -6,28 +6,44 @@ any slot may lend its rows to whoever begins with the same tokens, as far as its
     idle     its conversation has ended. It stays until somebody goes on with it, or needs the slot or the memory.
     running  it lends copies of what it has.
 
+A BlockStore, where there is one, keeps rows longer: of each block of 64 tokens once it is whole, before a ring can overwrite
+it, and of what is left at the end. Rows past the context are not stored: they also depend on how long it is.
 The last token of a prompt is never taken from a slot, so that there is a row to compute logits from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
+from edge_llm.cache.blocks import BLOCK, Block, BlockStore, child_key, root_key
 from edge_llm.cache.kv_cache import KVCache
-from edge_llm.kernels.layout import TILE
+from edge_llm.cache.snapshot import Snapshot
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """A conversation in a slot. `ids` is its owner's own list, which grows; None for `namespace` lends to nobody."""
+    """A conversation in a slot. `ids` is its owner's own list, which grows; None for `namespace` lends to nobody.
+
+    The first `stored` blocks are in the store; `keys` are those that are known so far, the root's first.
+    """
 
     slot: int
     ids: list[int]
     namespace: str | None
     idle: bool = False
     used: int = 0
+    stored: int = 0
+    keys: list[bytes] = field(default_factory=list)
+
+    def block_ids(self, index: int) -> list[int]:
+        return self.ids[index * BLOCK : (index + 1) * BLOCK]
+
+    def key(self, blocks: int) -> bytes:
+        """Key of the first `blocks` blocks."""
+        while len(self.keys) <= blocks:
+            self.keys.append(child_key(self.keys[-1], self.block_ids(len(self.keys) - 1)))
+        return self.keys[blocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +61,9 @@ class PrefixCache:
     as many rows together as one conversation may have: the least recently used are given back first.
     """
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, store: BlockStore | None = None) -> None:
         self._kv = kv
+        self._store = store
         self._tenants: dict[int, _Tenant] = {}
         self._clock = count()
 
@@ -62,6 +79,9 @@ class PrefixCache:
         tenant = _Tenant(-1, ids, namespace)
         tenant.slot = self._with_prefix(tenant)
         self._tenants[tenant.slot] = tenant
+        if self._store is not None and namespace is not None:
+            tenant.keys.append(root_key(self._store.fingerprint, namespace))
+            self._read_blocks(tenant, self._store)
         self._touch(tenant)
         return Placed(tenant.slot, self._kv.length(tenant.slot))
 
@@ -70,12 +90,23 @@ class PrefixCache:
         tenant = self._tenants[slot]
         have = self._kv.length(slot)
         for rows, source in self._matches(tenant):
-            if rows < have + TILE:
+            if rows < have + BLOCK:
                 break
             if self._kv.fork(source.slot, slot, rows):
-                self._touch(source)
+                self._lent(source, tenant, rows)
                 return rows
         return have
+
+    def committed(self, slot: int) -> None:
+        """A step has added rows to a slot: the blocks that are whole now are stored."""
+        tenant = self._tenants[slot]
+        if self._store is None or tenant.namespace is None:
+            return
+        stop = min(self._kv.length(slot), self._kv.context)
+        while (tenant.stored + 1) * BLOCK <= stop and self._store.has_room:
+            if not self._write_block(tenant, self._store, (tenant.stored + 1) * BLOCK):
+                return
+            tenant.stored += 1
 
     def release(self, slot: int, *, keep: bool) -> None:
         """A conversation has ended; its rows stay if it is sound (`keep`) and has a namespace."""
@@ -83,9 +114,16 @@ class PrefixCache:
         if not keep or tenant.namespace is None or not self._kv.length(slot):
             self._give_back(tenant)
             return
+        if self._store is not None:
+            self._write_end(tenant, self._store)
         tenant.idle = True
         self._touch(tenant)
         self._bound_idle_rows()
+
+    def close(self) -> None:
+        """Finish what was to be stored."""
+        if self._store is not None:
+            self._store.close()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless the slots that are taken are those that are known here."""
@@ -107,14 +145,61 @@ class PrefixCache:
                 spare = self._vacant_slot(besides=source)
             if spare is not None:
                 if self._kv.fork(source.slot, spare, rows):
-                    self._touch(source)
+                    self._lent(source, tenant, rows)
                     return spare
             elif source.idle and self._kv.truncate(source.slot, rows):
+                self._lent(source, tenant, rows)
                 return source.slot
         if spare is None:
             spare = self._vacant_slot()
         assert spare is not None
         return spare
+
+    def _read_blocks(self, tenant: _Tenant, store: BlockStore) -> None:
+        """Go on from the rows of a slot with those that are stored, whole blocks first."""
+        most = min(len(tenant.ids) - 1, self._kv.context)
+        index = self._kv.length(tenant.slot) // BLOCK
+        while (index + 1) * BLOCK <= most:
+            block = store.read(tenant.key(index), tenant.block_ids(index))
+            if block is None or not self._restore(tenant, index, block, BLOCK):
+                break
+            index += 1
+            tenant.stored = max(tenant.stored, index)
+        rest = store.read_rest(tenant.key(index))
+        if rest is not None:
+            rows = common_prefix(list(rest.ids), tenant.block_ids(index), most - index * BLOCK)
+            if index * BLOCK + rows > self._kv.length(tenant.slot):
+                self._restore(tenant, index, rest, rows)
+        if index:
+            store.touch(tenant.keys[1 : index + 1])
+
+    def _restore(self, tenant: _Tenant, index: int, block: Block, rows: int) -> bool:
+        """Put the first rows of a block where they belong; False if that cannot be."""
+        start, have = index * BLOCK, self._kv.length(tenant.slot)
+        if have > start and not self._kv.truncate(tenant.slot, start):
+            return False
+        try:
+            self._kv.restore(tenant.slot, Snapshot(start, start + rows, block.arrays))
+        except ValueError:
+            return False
+        return True
+
+    def _write_block(self, tenant: _Tenant, store: BlockStore, stop: int) -> bool:
+        """Store the block that ends at `stop`; False if its rows are gone."""
+        index = (stop - 1) // BLOCK
+        snapshot = self._kv.snapshot(tenant.slot, index * BLOCK, stop)
+        if snapshot is None:
+            return False
+        store.write(Block(tenant.key(index), tuple(tenant.ids[index * BLOCK : stop]), snapshot.arrays))
+        return True
+
+    def _write_end(self, tenant: _Tenant, store: BlockStore) -> None:
+        """Store what is left of a conversation that has ended, and mark all of it as used."""
+        length = self._kv.length(tenant.slot)
+        if tenant.stored == length // BLOCK and length % BLOCK and length <= self._kv.context and store.has_room:
+            self._write_block(tenant, store, length)
+        if tenant.stored:
+            store.touch(tenant.keys[1 : tenant.stored + 1])
 
     def _matches(self, tenant: _Tenant) -> list[tuple[int, _Tenant]]:
         """(common rows, whose), the longest first; then idle ones, and of these the shortest."""
@@ -150,11 +235,15 @@ class PrefixCache:
         del self._tenants[tenant.slot]
         self._kv.release(tenant.slot)
 
+    def _lent(self, source: _Tenant, tenant: _Tenant, rows: int) -> None:
+        self._touch(source)
+        tenant.stored = min(source.stored, rows // BLOCK)
+
     def _touch(self, tenant: _Tenant) -> None:
         tenant.used = next(self._clock)
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
+def common_prefix(one: list[int], other: list[int], most: int) -> int:
     """How many of the first `most` items are equal."""
     low, high = 0, min(most, len(one), len(other))
     while low < high:

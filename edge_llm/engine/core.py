@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache
 from edge_llm.config import EngineConfig
@@ -50,11 +51,13 @@ class EngineCore:
         cache: KVCache,
         intake: Intake,
         config: EngineConfig,
+        store: BlockStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`store` keeps prefixes for longer than the engine."""
         self.intake = intake
         self.cache = cache
-        self._prefixes = PrefixCache(cache)
+        self._prefixes = PrefixCache(cache, store)
         self._shares_prefixes = config.prefix_cache != "off"
         self._session = session
         self._clock = clock
@@ -108,6 +111,7 @@ class EngineCore:
                 error = EngineStoppedError(f"the engine has stopped: {failure!r}")
                 error.__cause__ = failure
                 self._end(sequence, error)
+        self._prefixes.close()
         self._session.close()
         self.cache.close()
 
@@ -177,6 +181,7 @@ class EngineCore:
             assert sequence.slot is not None
             self.cache.commit(sequence.slot, rows)
             sequence.committed += rows
+            self._prefixes.committed(sequence.slot)
 
     def _emit(self, chosen: Chosen) -> None:
         for share, selection in chosen:

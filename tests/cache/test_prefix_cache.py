@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
 from edge_llm.cache.prefix_cache import PrefixCache, common_prefix
+from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.tiled_rows import LayerGeometry
-from edge_llm.kernels.layout import TILE
+from edge_llm.kernels.layout import TILE, KvType
 from tests.cache.rig import CONTEXT, append, make, serves
 
 SHARED = list(range(100, 100 + TILE))
@@ -241,3 +245,63 @@ class Conversations(RuleBasedStateMachine):
 
 Conversations.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
 TestConversations = Conversations.TestCase
+
+
+# --- with a store ------------------------------------------------------------------------------------------------------
+
+
+def with_store(folder: Path, **options: object) -> tuple[PrefixCache, KVCache]:
+    kv = make(**options)
+    form = BlockFormat("rig", kv.snapshot_shapes(1))
+    return PrefixCache(kv, PrefixStore(folder, form, budget=1 << 24)), kv
+
+
+def speak(prefixes: PrefixCache, kv: KVCache, ids: list[int]) -> int:
+    """As `talk`, in steps that are told; gives how many rows were found."""
+    placed = prefixes.acquire(ids, "")
+    assert placed is not None
+    assert serves(kv, placed.slot, ids[: placed.rows])
+    for first in range(placed.rows, len(ids) - 1, 37):
+        append(kv, placed.slot, ids[first : min(first + 37, len(ids) - 1)])
+        prefixes.committed(placed.slot)
+    prefixes.release(placed.slot, keep=True)
+    prefixes.close()
+    kv.check_integrity()
+    return placed.rows
+
+
+@pytest.mark.parametrize("kv_type", KvType)
+@pytest.mark.parametrize("length", [2, 64, 65, 66, 128, 129, 150, 193])
+def test_rows_come_back_in_another_cache(tmp_path: Path, kv_type: KvType, length: int) -> None:
+    """Local layers included, which by the end no longer hold the first rows."""
+    ids = list(range(length))
+    assert speak(*with_store(tmp_path / "p", kv_type=kv_type), ids) == 0
+    assert speak(*with_store(tmp_path / "p", kv_type=kv_type), [*ids, 7, 8]) == length - 1
+    assert speak(*with_store(tmp_path / "p", kv_type=kv_type), [*ids[:-1], 7, 8]) == length - 1
+
+
+def test_blocks_go_on_from_where_a_slot_ends(tmp_path: Path) -> None:
+    ids = list(range(190))
+    assert speak(*with_store(tmp_path / "p"), ids) == 0
+    prefixes, kv = with_store(tmp_path / "p")
+    assert speak(prefixes, kv, ids[:71]) == 64  # a slot now has 70 rows
+    assert speak(prefixes, kv, [*ids, 5]) == 189
+    assert speak(prefixes, kv, [*ids[:150], 5]) == 150
+
+
+def test_a_short_end_does_not_hide_a_longer_conversation(tmp_path: Path) -> None:
+    """B24."""
+    ids = list(range(100))
+    speak(*with_store(tmp_path / "p"), ids)
+    speak(*with_store(tmp_path / "p"), ids[:20])
+    speak(*with_store(tmp_path / "p"), ids[:80])
+    assert speak(*with_store(tmp_path / "p"), [*ids, 5]) == 99
+
+
+def test_a_store_of_another_fingerprint_finds_nothing(tmp_path: Path) -> None:
+    ids = list(range(100))
+    speak(*with_store(tmp_path / "p"), ids)
+    kv = make()
+    other = PrefixStore(tmp_path / "p", BlockFormat("other", kv.snapshot_shapes(1)), budget=1 << 24)
+    assert speak(PrefixCache(kv, other), kv, ids) == 0
+    assert other.counts.damaged == 0

@@ -52,6 +52,9 @@ class StubEngine:
     def complete(self, text: str, params: SamplingParams) -> Handle:
         return self._start(text, params, len(text))
 
+    def reply(self, text: str, finished: Finished) -> Message:
+        return Message.assistant(text)
+
     def _start(self, request: list[Message] | str, params: SamplingParams, size: int) -> Handle:
         self.asked.append((request, params))
         if size > self.limit:

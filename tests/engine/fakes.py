@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
+from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
@@ -229,9 +232,10 @@ def make_core(
     max_rows: int = 64,
     eos: tuple[int, ...] = (END, 0),
     clock: Callable[[], float] | None = None,
+    folder: Path | None = None,
     **options: Any,
 ) -> EngineCore:
-    """An engine over fakes; `core.session` is the FakeSession."""
+    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`."""
     config = EngineConfig(context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, **options})
     geometry = CacheGeometry((LayerGeometry(1, 8),))
     kv = KVCache(geometry, slots=slots, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
@@ -244,7 +248,12 @@ def make_core(
         window=ContextWindow(context),
         policy=config.context_policy,
     )
-    core = EngineCore(session=session, cache=kv, intake=intake, config=config, **({"clock": clock} if clock else {}))
+    store = None
+    if folder is not None:
+        form = BlockFormat("fake", kv.snapshot_shapes(1))
+        store = PrefixStore(folder, form, budget=config.prefix_cache_bytes)
+    more = {"clock": clock} if clock else {}
+    core = EngineCore(session=session, cache=kv, intake=intake, config=config, store=store, **more)
     core.session = session
     return core
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from edge_llm.cache import block_folder, prefix_store
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.request import Request
 from edge_llm.errors import ParameterError, SessionError
 from edge_llm.messages import Message, Role
 from edge_llm.sampling.params import SamplingParams
+from tests.cache.test_prefix_store import FaultyOS
 from tests.engine.fakes import PARIS, make_core, says, tokenizer
 from tests.engine.test_core import Asked, ask, run
 
@@ -151,3 +155,102 @@ def test_a_conversation_that_slides_goes_on() -> None:
     assert second.usage.cached_tokens == 311
     cold = answered(make_core(context=128, max_rows=16, context_policy="slide"), longer).finished
     assert (second.token_ids, second.forgotten_tokens) == (cold.token_ids, cold.forgotten_tokens)
+
+
+# --- across processes: each engine here is one that knows nothing of the others but the folder -------------------------
+
+
+def served(folder: Path | None, asked: Request, **options: object) -> Asked:
+    """What a new engine answers; it is closed afterwards."""
+    core = make_core(folder=folder, **{"context": 512, **options})
+    result = answered(core, asked)
+    core.close()
+    return result
+
+
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 128, 129, 200])
+def test_a_prompt_is_found_after_a_restart(tmp_path: Path, length: int) -> None:
+    """B23, B24: in whole blocks, or all of it if no whole block hides its end among the answer; the answer is the same."""
+    asked = Request(token_ids=tuple(3 + i * i % 200 for i in range(length)), params=GREEDY)
+    first, again = served(tmp_path / "p", asked), served(tmp_path / "p", asked)
+    assert again.finished.token_ids == first.finished.token_ids
+    ends_in_rest = (length + 11) // 64 == (length - 1) // 64  # the row of the last token is never computed
+    assert again.finished.usage.cached_tokens == (length - 1 if ends_in_rest else (length - 1) // 64 * 64)
+
+
+@pytest.mark.parametrize("length", [5, 60, 64, 100, 150])
+def test_a_conversation_goes_on_after_a_restart(tmp_path: Path, length: int) -> None:
+    """B24: every row of it is found, those of the last block too."""
+    ids = tuple(3 + i * i % 200 for i in range(length))
+    first = served(tmp_path / "p", Request(token_ids=ids, params=GREEDY))
+    longer = Request(token_ids=(*ids, *first.finished.token_ids, 7, 8), params=GREEDY)
+    second = served(tmp_path / "p", longer)
+    assert second.finished.usage.cached_tokens == length + 11
+    assert second.finished.token_ids == served(None, longer).finished.token_ids
+    # and a third time, from blocks of which the first engine and the second have each written some
+    again = (*longer.token_ids, *second.finished.token_ids, 9)
+    third = served(tmp_path / "p", Request(token_ids=again, params=GREEDY))
+    assert third.finished.usage.cached_tokens == len(again) - 2
+
+
+def test_rows_past_the_context_are_not_stored(tmp_path: Path) -> None:
+    """They depend on how long the context is: an engine with another one must not find them."""
+    ids = tuple(3 + i * i % 200 for i in range(300))
+    asked = Request(token_ids=ids, params=GREEDY, context_policy="slide")
+    served(tmp_path / "p", asked, context=128)
+    again = served(tmp_path / "p", asked, context=256)
+    assert again.finished.usage.cached_tokens == 128
+    assert again.finished.token_ids == served(None, asked, context=256).finished.token_ids
+    assert served(tmp_path / "p", asked, context=128).finished.usage.cached_tokens == 128
+
+
+def test_what_a_request_does_not_share_is_not_stored(tmp_path: Path) -> None:
+    """F29, B60: no file without leave, and none of another namespace is found."""
+    ids = tuple(range(3, 103))
+    core = make_core(folder=tmp_path / "p", context=512)
+    answered(core, Request(token_ids=ids, params=GREEDY, cache=False))
+    core.close()
+    assert not any((tmp_path / "p").iterdir())
+    for i in range(25):
+        name = f"key {i}"
+        asked = Request(token_ids=ids, params=GREEDY, namespace=name)
+        assert served(tmp_path / "p", asked).finished.usage.cached_tokens == 0
+        assert served(tmp_path / "p", asked).finished.usage.cached_tokens == 99
+    assert not [path for path in (tmp_path / "p").iterdir() if b"key 0" in path.read_bytes()]
+
+
+def test_a_corrupt_block_changes_no_answer(tmp_path: Path) -> None:
+    """F5, commit size: 50 times something in the folder is damaged; what is served next is what was never cached."""
+    generator = random.Random(5)
+    ids = tuple(3 + i * i % 200 for i in range(200))
+    asked = Request(token_ids=ids, params=replace(GREEDY, max_tokens=4))
+    expected = served(None, asked).finished.token_ids
+    served(tmp_path / "p", asked)
+    hits = []
+    for _ in range(50):
+        for path in tmp_path.glob("p/*.safetensors"):
+            if generator.random() < 0.4:
+                data = bytearray(path.read_bytes())
+                data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+                path.write_bytes(data[: generator.choice([len(data), generator.randrange(len(data))])])
+        found = served(tmp_path / "p", asked).finished
+        assert found.token_ids == expected
+        hits.append(found.usage.cached_tokens)
+    assert set(hits) == {0, 64, 128, 192, 199}
+
+
+def test_a_disk_that_fails_fails_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F4: whichever call of the system fails while a request is served, its answer is the same."""
+    asked = Request(token_ids=tuple(range(3, 150)), params=GREEDY)
+    expected = served(None, asked).finished.token_ids
+    served(tmp_path / "p", asked)
+    for at in range(1, 60):
+        faulty = FaultyOS(at, [28, 5, 24, 13][at % 4])
+        core = make_core(folder=tmp_path / "p", context=512)
+        with monkeypatch.context() as patch:
+            patch.setattr(block_folder, "os", faulty)
+            patch.setattr(prefix_store, "os", faulty)
+            assert answered(core, asked).finished.token_ids == expected
+            core.close()
+        if at % 10 == 0:
+            block_folder.clear_folder(tmp_path / "p")
