@@ -225,12 +225,15 @@ def test_positions_go_on_for_ever(ring: Open, slots: list[int]) -> None:
         session.forward(Step((Segment(slots[0], cache.limit, [7]),)))
 
 
-def test_rows_that_a_ring_has_lost_are_refused(ring: Open, slots: list[int], truth: np.ndarray) -> None:
-    """A step at an earlier position, which the cache would not have truncated to."""
+@pytest.mark.parametrize("position", [0, 74, 99, 101])
+def test_a_step_that_does_not_begin_where_its_slot_ends_is_refused(
+    ring: Open, slots: list[int], truth: np.ndarray, position: int
+) -> None:
+    """Before it, rings may have lost rows; after it, nobody has written any."""
     for _ in range(10):
         assert goes_on(ring, slots[0], 10, truth)
     with pytest.raises(SessionError, match="do not fit the cache"):
-        ring[0].forward(Step((Segment(slots[0], 74, [7]),)))
+        ring[0].forward(Step((Segment(slots[0], position, [7]),)))
     assert goes_on(ring, slots[0], 10, truth)
 
 
