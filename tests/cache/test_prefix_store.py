@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edge_llm.cache import block_folder, prefix_store
 from edge_llm.cache.block_file import BlockName
 from edge_llm.cache.block_folder import clear_folder, folder_stats, locked, verify_folder
 from edge_llm.cache.blocks import child_key
 from edge_llm.cache.prefix_store import PAUSE_S, QUEUED_BLOCKS
 from edge_llm.errors import StorageError
-from tests.cache.blocks_rig import BUDGET, FORM, ROOT, block, files, leftovers, open_store, same, stored
+from tests.cache.blocks_rig import FORM, ROOT, block, files, leftovers, open_store, same, stored
+from tests.cache.faulty_os import faulty
 
 WHOLE, REST = block(1), block(2, tokens=10)
 
@@ -170,87 +169,13 @@ def test_clear(tmp_path: Path) -> None:
     assert len(files(folder)) == 1
 
 
-# --- faults of the system ---------------------------------------------------------------------------------------------
-
-FAULTS = [28, 5, 24, 13, 4]  # ENOSPC, EIO, EMFILE, EACCES, EINTR
-CALLS = ("open", "write", "readv", "read", "replace", "unlink", "utime", "fstat", "scandir", "listdir", "close")
-
-
-class FaultyOS:
-    """`os`, whose call number `at` of those that touch files fails; `close` closes first. `at` None: only counts."""
-
-    def __init__(self, at: int | None, number: int | str) -> None:
-        self.at, self.number, self.calls = at, number, 0
-
-    def __getattr__(self, name: str) -> object:
-        real = getattr(os, name)
-        if name not in CALLS:
-            return real
-
-        def call(*arguments: object, **options: object) -> object:
-            self.calls += 1
-            if self.calls != self.at:
-                return real(*arguments, **options)
-            if name == "close":
-                real(*arguments)
-            if self.number == "short":
-                if name == "write":
-                    return real(arguments[0], arguments[1][: max(1, len(arguments[1]) // 3)])
-                return real(*arguments, **options)
-            assert isinstance(self.number, int)
-            raise OSError(self.number, os.strerror(self.number))
-
-        return call
-
-
-def use_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch, faulty: FaultyOS) -> bool:
-    """One life of a store; whether what was read is right."""
-    folder.mkdir(mode=0o700)
-    monkeypatch.setattr(block_folder, "os", faulty)
-    monkeypatch.setattr(prefix_store, "os", faulty)
-    store = open_store(folder, budget=2 * FORM.size)
-    for one in (WHOLE, REST, block(3)):
-        store.write(one)
-        store.close()
-    store.touch([child_key(ROOT, block(3).ids)])
-    store.close()
-    right = all(
-        found is None or same(found, one)
-        for one, found in (
-            (WHOLE, store.read(ROOT, WHOLE.ids)),
-            (REST, store.read_rest(ROOT)),
-            (block(3), store.read(ROOT, block(3).ids)),
-        )
-    )
-    monkeypatch.undo()
-    return right
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
-@pytest.mark.parametrize("fault", [*FAULTS, "short"])
-def test_any_call_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int | str) -> None:
-    """F4 for the store: whichever call it is, nothing is raised or leaked, and what is there afterwards is whole."""
-    counting = FaultyOS(None, fault)
-    assert use_the_store(tmp_path / "all", monkeypatch, counting)
-    assert counting.calls > 30
-    opened = len(os.listdir("/proc/self/fd"))
-    for at in range(1, counting.calls + 1):
-        folder = tmp_path / f"p{at}"
-        assert use_the_store(folder, monkeypatch, FaultyOS(at, fault))
-        assert verify_folder(folder).damaged == 0
-        stored(folder, block(4))  # the next one cleans up
-        assert not leftovers(folder)
-    assert len(os.listdir("/proc/self/fd")) == opened
-
-
-def test_a_full_disk_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_left_alone_for_a_while(tmp_path: Path) -> None:
     """B28: and it goes on without a restart."""
     now = [100.0]
     store = open_store(tmp_path / "p", clock=lambda: now[0])
-    monkeypatch.setattr(block_folder, "os", FaultyOS(5, 28))
-    store.write(WHOLE)
-    store.close()
-    monkeypatch.undo()
+    with faulty(5, errno.ENOSPC):
+        store.write(WHOLE)
+        store.close()
     assert (store.counts.failed, store.counts.dropped, store.has_room) == (1, 1, False)
     store.write(WHOLE)
     store.close()
@@ -260,53 +185,3 @@ def test_a_full_disk_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pyte
     store.write(WHOLE)
     store.close()
     assert same(store.read(ROOT, WHOLE.ids), WHOLE)
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
-
-CHILD = """
-import sys, time
-from pathlib import Path
-from edge_llm.cache.block_folder import folder_stats
-from tests.cache.blocks_rig import FORM, ROOT, block, open_store, same
-folder, first, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-store, until, slowest, seed = open_store(folder, budget=8 * FORM.size), time.monotonic() + seconds, 0.0, first
-print("ready", flush=True)
-while time.monotonic() < until:
-    seed += 1
-    one = block(seed % 24, tokens=64 if seed % 5 else 9)
-    begun = time.monotonic()
-    if store.has_room:
-        store.write(one)
-    found = store.read(ROOT, one.ids) if one.whole else store.read_rest(ROOT)
-    slowest = max(slowest, time.monotonic() - begun)
-    assert found is None or not one.whole or same(found, one)
-    assert folder_stats(folder).size <= 9 * FORM.size
-    time.sleep(0.001)
-store.close()
-assert slowest < 1.0, slowest
-print(store.counts.damaged, store.counts.written > 0)
-"""
-
-
-def test_four_processes_share_a_folder_and_one_is_killed(tmp_path: Path) -> None:
-    """F1, F6, B27 at commit size: writers, readers and evictions at once, kill -9 in the middle; no read is wrong."""
-    folder = tmp_path / "p"
-    children = [
-        subprocess.Popen([sys.executable, "-c", CHILD, str(folder), str(i * 6), "2"], stdout=-1, stderr=-1, text=True)
-        for i in range(4)
-    ]
-    try:
-        assert all(child.stdout is not None and child.stdout.readline() == "ready\n" for child in children)
-        time.sleep(0.5)
-        children[0].kill()
-        for child in children[1:]:
-            out, err = child.communicate(timeout=60)
-            assert (child.returncode, out) == (0, "0 True\n"), err
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
-    stored(folder, block(77), budget=BUDGET)
-    assert not leftovers(folder)
-    assert verify_folder(folder).damaged == 0
