@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from edge_llm.cache.block_folder import clear_folder
+from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
 from edge_llm.errors import ParameterError, SessionError
-from edge_llm.messages import Message, Role
+from edge_llm.kernels.warmup import KernelLibrary
+from edge_llm.messages import Message, Role, TextDelta, TokenInfo
 from edge_llm.sampling.params import SamplingParams
 from tests.cache.faulty_os import faulty
 from tests.engine.fakes import PARIS, make_core, says, tokenizer
@@ -230,3 +233,68 @@ def test_a_disk_that_fails_fails_no_request(tmp_path: Path) -> None:
             core.close()
         if at % 10 == 0:
             clear_folder(tmp_path / "p")
+
+
+# --- over real kernels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_type", ["int8", "f32"])
+def test_a_hit_gives_the_bits_of_a_miss(
+    tiny_folder: Path, kernels: KernelLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_type: str
+) -> None:
+    """B23: log-probabilities and all, from memory and from disk, at block edges, after common prefixes, across a slide."""
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "home"))
+    config = EngineConfig(context=256, slots=2, kv_type=kv_type, max_chunk=50, context_policy="slide")
+    params = SamplingParams(max_tokens=5, temperature=0.9, seed=3, ignore_eos=True, logprobs=True, top_logprobs=2)
+    ids = [3 + i * i % 300 for i in range(400)]
+    prompts = [ids[:n] for n in (63, 64, 65, 130, 130, 400, 400)] + [[*ids[:100], 7, 8], [*ids, 9, 9]]
+
+    def said(engine: Engine, prompt: list[int]) -> tuple[list[TokenInfo], int]:
+        handle = engine.submit(Request(token_ids=tuple(prompt), params=params))
+        reports = [token for event in handle if isinstance(event, TextDelta) for token in event.tokens]
+        assert handle.finished is not None
+        return reports, handle.finished.usage.cached_tokens
+
+    with Engine.open(tiny_folder, config.with_options(prefix_cache="off")) as engine:
+        cold = [said(engine, prompt) for prompt in prompts]
+    with Engine.open(tiny_folder, config.with_options(prefix_cache="disk")) as engine:
+        warm = [said(engine, prompt) for prompt in prompts]
+    with Engine.open(tiny_folder, config.with_options(prefix_cache="disk")) as engine:
+        restored = [said(engine, prompt) for prompt in reversed(prompts)]
+    assert [reports for reports, _ in warm] == [reports for reports, _ in cold]
+    assert [reports for reports, _ in reversed(restored)] == [reports for reports, _ in cold]
+    assert not any(found for _, found in cold)
+    assert [found for _, found in warm[:7]] == [0, 63, 64, 65, 129, 130, 399]
+    assert warm[7][1] >= 64  # a slot that has slid does not have its first rows any more, the disk does
+    assert warm[8][1] == 400
+    assert restored[0][1] == 256
+
+
+def test_a_folder_that_cannot_be_had_costs_the_cache_only(
+    tiny_folder: Path, kernels: KernelLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "cache").mkdir(parents=True)
+    (tmp_path / "home" / "cache" / "prefixes").touch()
+    with Engine.open(tiny_folder, EngineConfig(context=256, prefix_cache="disk")) as engine:
+        assert engine.complete("hello", GREEDY).text()
+
+
+@pytest.mark.real_model
+def test_a_new_turn_costs_itself(smollm2_folder: Path, kernels: KernelLibrary) -> None:
+    """A chat goes on in one step, whose rows are the new turn and what the template writes around it."""
+    params = SamplingParams(max_tokens=30, temperature=0)
+    question = [Message.user("Name three rivers of Europe.")]
+    with Engine.open(smollm2_folder, EngineConfig(context=2048)) as engine:
+        handle = engine.chat(question, params)
+        reply = engine.reply(handle.text(), handle.finished)
+        turn = Message.user("And three of Asia?")
+        handle = engine.chat([*question, reply, turn], params)
+        handle.text()
+        usage = handle.finished.usage
+    scaffold = (
+        3 + 3 + 2 + 3
+    )  # the answer's last token, <|im_end|> \n, <|im_start|>user \n, <|im_end|> \n, and the next header
+    new = usage.prompt_tokens - usage.cached_tokens
+    assert usage.cached_tokens > 60
+    assert new <= 5 + scaffold + 1

@@ -49,7 +49,7 @@ def kills(count: int, seed: int) -> int:
         done = in_mid_write = 0
         while done < count:
             writers = [_forked_writer(folder, generator.randrange(99)) for _ in range(1 + done % 2)]
-            time.sleep(generator.uniform(0.002, 0.03))
+            _wait_for_a_write(folder) if done % 4 == 0 else time.sleep(generator.uniform(0.002, 0.03))
             for writer in writers:
                 os.kill(writer, signal.SIGKILL)
                 os.waitpid(writer, 0)
@@ -83,6 +83,12 @@ def _write_for_ever(folder: Path, first: int) -> None:
         if store.has_room:
             store.write(_large(first % 30))
         time.sleep(0.0005)
+
+
+def _wait_for_a_write(folder: Path) -> None:
+    until = time.monotonic() + 1
+    while not (folder.exists() and leftovers(folder)) and time.monotonic() < until:
+        pass
 
 
 def _large(seed: int) -> Block:
