@@ -20,6 +20,8 @@ from edge_llm.cache.blocks import BLOCK, Block, BlockStore, child_key, root_key
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.snapshot import Snapshot
 
+IDLE_CONTEXTS = 2
+
 
 @dataclass(slots=True)
 class _Tenant:
@@ -58,7 +60,7 @@ class PrefixCache:
     """Gives out the slots of a KVCache. One thread at a time.
 
     Conversations meet only within a `namespace`; one without (None) neither takes nor leaves rows. Idle ones keep at most
-    as many rows together as one conversation may have: the least recently used are given back first.
+    as many rows together as IDLE_CONTEXTS full contexts: the least recently used are given back first.
     """
 
     def __init__(self, kv: KVCache, store: BlockStore | None = None) -> None:
@@ -228,7 +230,7 @@ class PrefixCache:
         rows = 0
         for tenant in idle:
             rows += min(self._kv.length(tenant.slot), self._kv.context)
-            if rows > self._kv.context:
+            if rows > IDLE_CONTEXTS * self._kv.context:
                 self._give_back(tenant)
 
     def _give_back(self, tenant: _Tenant) -> None:

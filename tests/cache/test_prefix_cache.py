@@ -121,15 +121,16 @@ def test_where_there_is_no_other_slot_the_longer_conversation_is_cut() -> None:
     assert found(prefixes, [*range(10), 99]) == (0, 10)
 
 
-def test_idle_conversations_keep_no_more_than_one_context() -> None:
-    kv = make(slots=3)
+def test_idle_conversations_keep_no_more_than_two_contexts() -> None:
+    kv = make(slots=6)
     prefixes = PrefixCache(kv)
-    for i in range(3):
+    for i in range(5):
         talk(prefixes, kv, [i] * (CONTEXT // 2 + 1))
-    assert prefixes.idle_slots == 2
-    talk(prefixes, kv, [5] * (CONTEXT + 1))
-    assert prefixes.idle_slots == 1
-    assert found(prefixes, [5] * (CONTEXT + 1))[1] == CONTEXT
+    assert prefixes.idle_slots == 4
+    for i, idle in ((7, 3), (8, 2), (9, 2)):
+        talk(prefixes, kv, [i] * (3 * CONTEXT))  # one that has slid has one context
+        assert prefixes.idle_slots == idle
+    assert [found(prefixes, [i] * (3 * CONTEXT))[1] for i in (9, 8)] == [3 * CONTEXT - 1] * 2
 
 
 @pytest.mark.parametrize("namespace", [None, "other"])
