@@ -1,7 +1,7 @@
 """EngineConfig: everything that can be set about an engine; frozen, validated once, passed down.
 
-A value comes from, later ones winning: the default, `[engine]` of config.toml in the config folder, the environment
-(`EDGE_LLM_` and the field's name in capitals), an argument.
+A value comes from, later ones winning: the default, `[engine]` of config.toml in the config folder (`private`: `[privacy]`),
+the environment (`EDGE_LLM_` and the field's name in capitals), an argument.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "mixed_chunk": (1, 1 << 16),
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (0, 1 << 40),
+    "prefix_cache_bytes": (0, 1 << 44),
 }
 CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv_type": ("int8", "f32"),
     "context_policy": CONTEXT_POLICIES,
     "speculation": ("off", "lookup"),
+    "prefix_cache": ("off", "memory", "disk"),
 }
+_FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
 _OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests"})
 
 
@@ -63,6 +66,13 @@ class EngineConfig:
     context_policy: str = "error"
     """what happens to a conversation that does not fit into the context, unless its request says otherwise: `error`
     refuses a prompt, naming both numbers, and ends an answer; `slide` goes on without the oldest tokens but the first"""
+    prefix_cache: str = "memory"
+    """what becomes of the rows of conversations that have ended: `memory` keeps some for those that begin alike, `disk` also
+    writes them to files, for later processes; `off` forgets them"""
+    prefix_cache_bytes: int = 1 << 30
+    """most bytes of these files; the ones that were not used for longest go first"""
+    private: bool = False
+    """keep nothing of conversations on disk, whatever else is set"""
 
     speculation: str = "off"
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
@@ -80,6 +90,11 @@ class EngineConfig:
     def queue_limit(self) -> int:
         """Requests that may wait."""
         return 2 * self.slots + 8 if self.max_queued_requests is None else self.max_queued_requests
+
+    @property
+    def stores_prefixes(self) -> bool:
+        """Whether conversations leave something on disk."""
+        return self.prefix_cache == "disk" and not self.private
 
     def with_options(self, **changes: Any) -> Self:
         """A changed, validated copy."""
@@ -139,12 +154,15 @@ def _check(name: str, label: str, value: object) -> None:
             raise ParameterError(f"{label} must be a whole number, not {value!r}")
         if not low <= value <= high:
             raise ParameterError(f"{label} must be between {low} and {high}, not {value}")
+    elif name in _FLAGS:
+        if not isinstance(value, bool):
+            raise ParameterError(f"{label} must be true or false, not {value!r}")
     else:
         raise ParameterError(f"unknown setting {label}", hint=_suggestion(name))
 
 
 def _suggestion(name: str) -> str:
-    known = [*_RANGES, *_CHOICES]
+    known = [*_RANGES, *_CHOICES, *_FLAGS]
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"the settings are: {', '.join(known)}"
 
@@ -161,13 +179,19 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         raise ParameterError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ParameterError(f"{file} is not sound TOML: {error}") from None
-    for name in document:
-        if name != "engine" or not isinstance(document[name], dict):
-            raise ParameterError(f"unknown setting {name} in {file}", hint="settings stand under [engine]")
-    values = document.get("engine", {})
-    for name, value in values.items():
-        _check(name, f"{name} in {file}", value)
-    return dict(values)
+    values: dict[str, Any] = {}
+    for section, settings in document.items():
+        if section not in ("engine", "privacy") or not isinstance(settings, dict):
+            raise ParameterError(
+                f"unknown setting {section} in {file}",
+                hint="settings stand under [engine], and private under [privacy]",
+            )
+        for name, value in settings.items():
+            if (name in _FLAGS) != (section == "privacy"):
+                raise ParameterError(f"unknown setting {name} under [{section}] in {file}", hint=_suggestion(name))
+            _check(name, f"{name} in {file}", value)
+            values[name] = value
+    return values
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
@@ -177,7 +201,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         try:
-            value: object = int(text) if name in _RANGES else text
+            value: object = int(text) if name in _RANGES else _FLAGS.get(name, {}).get(text.lower(), text)
         except ValueError:
             value = text
         _check(name, variable, value)

@@ -41,6 +41,10 @@ def test_later_sources_win(home: Path) -> None:
         ("[engine]\nslots = '4'", {}, {}, ["slots in", "config.toml", "'4'"]),
         ("slots = 4", {}, {}, ["slots", "config.toml", "[engine]"]),
         ("engine = 4", {}, {}, ["engine", "config.toml"]),
+        ("[engine]\nprivate = true", {}, {}, ["private under [engine]", "config.toml"]),
+        ("[privacy]\nslots = 4", {}, {}, ["slots under [privacy]", "config.toml"]),
+        ("[privacy]\nprivate = 1", {}, {}, ["private in", "config.toml", "true or false"]),
+        ("", {"EDGE_LLM_PRIVATE": "maybe"}, {}, ["EDGE_LLM_PRIVATE", "true or false", "'maybe'"]),
         ("[engine\n", {}, {}, ["config.toml", "TOML"]),
         ("[engine]\nx=" + "[" * 5000, {}, {}, ["config.toml", "TOML"]),
         ("", {"EDGE_LLM_SLOTS": "many"}, {}, ["EDGE_LLM_SLOTS", "'many'"]),
@@ -184,3 +188,18 @@ def test_context_fits_the_memory(tmp_path: Path) -> None:
     assert default_context(100_000, 12_000, tmp_path) == (48 << 20) // 4 // 12_000
     tree(tmp_path, {"sys/fs/cgroup/box/memory.current": str(120 << 20)})
     assert default_context(100_000, 1_000_000, tmp_path) == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "stored"),
+    [
+        ("", {}, False),
+        ("[engine]\nprefix_cache = 'disk'", {}, True),
+        ("[engine]\nprefix_cache = 'disk'\n[privacy]\nprivate = true", {}, False),
+        ("[privacy]\nprivate = true", {"EDGE_LLM_PREFIX_CACHE": "disk", "EDGE_LLM_PRIVATE": "0"}, True),
+        ("", {"EDGE_LLM_PREFIX_CACHE": "disk", "EDGE_LLM_PRIVATE": "TRUE"}, False),
+    ],
+)
+def test_privacy_wins_over_the_prefix_cache(home: Path, text: str, env: dict[str, str], stored: bool) -> None:
+    write_config(home, text)
+    assert load_config(env=env).stores_prefixes is stored

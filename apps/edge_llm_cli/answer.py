@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from edge_llm.errors import ParameterError
 from edge_llm.messages import Finished, FinishReason, TextDelta
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from edge_llm.engine.handle import Handle
     from edge_llm.sampling.params import SamplingParams
 
+CacheOption = Annotated[
+    str | None, typer.Option(help="Keep on disk what the model has read, for the next time: on (default) or off.")
+]
+PrivateOption = Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MAX_TOKENS = 1024
 """small models sometimes repeat themselves for ever; nobody at a terminal wants to read that to the end of the context"""
@@ -27,35 +33,57 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the command line may set about an engine; None: not given. `usual_policy` is the program's own default."""
+    """What the command line may set about an engine; None: not given. `usual_policy` is the program's own default.
+
+    Raises `ParameterError` for a `cache` that is neither on nor off, or that does not agree with `private`.
+    """
 
     context: int | None = None
     threads: int | None = None
     kv_type: str | None = None
     context_policy: str | None = None
+    cache: str | None = None
+    private: bool = False
     usual_policy: str = "error"
     speculation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cache not in (None, "on", "off"):
+            raise ParameterError(f"--cache must be on or off, not {self.cache!r}")
+        if self.cache == "on" and self.private:
+            raise ParameterError("--cache on keeps something on disk, --private does not", hint="leave one of them out")
+
+    @property
+    def prefix_cache(self) -> str | None:
+        """What the config calls it."""
+        return None if self.cache is None else {"on": "disk", "off": "memory"}[self.cache]
 
 
 @contextlib.contextmanager
 def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]:
     """The engine of `model` and the seconds its loading took. The first use fetches, imports and compiles, visibly."""
+    from edge_llm.cache.block_folder import prefix_folder
     from edge_llm.config import load_config
     from edge_llm.engine.engine import Engine
     from edge_llm.install.importer import resolve
 
     config = load_config(
-        defaults={"context_policy": options.usual_policy},
+        defaults={"context_policy": options.usual_policy, "prefix_cache": "disk"},
         context=options.context,
         threads=options.threads,
         kv_type=options.kv_type,
         context_policy=options.context_policy,
         speculation=options.speculation,
+        prefix_cache=options.prefix_cache,
+        private=options.private or None,
     )
+    untold = config.stores_prefixes and not prefix_folder().exists()
     with ProgressDisplay() as progress:
         folder = resolve(model, progress)
         started = time.perf_counter()
         engine = Engine.open(folder, config, progress=progress.kernels)
+    if untold and prefix_folder().exists():
+        console.note(f"what the model reads is kept in {prefix_folder()}; --cache off or --private keeps nothing")
     with engine:
         yield engine, time.perf_counter() - started
 
@@ -123,11 +151,3 @@ def note_if_cut(result: Answer, params: SamplingParams) -> None:
 def argument_text(text: str) -> str:
     """A command line's text: bytes that were not UTF-8 arrive as surrogates, which no tokenizer takes."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def refuse_unbuilt(cache: str) -> None:
-    """Raises `ParameterError` for an option whose only value so far is `off`."""
-    if cache != "off":
-        raise ParameterError(
-            f"--cache {cache} is not available in this version", hint="leave it out, or use --cache off"
-        )

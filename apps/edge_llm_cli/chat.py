@@ -35,13 +35,16 @@ def chat(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")] = False,
+    cache: answer.CacheOption = None,
+    private: answer.PrivateOption = False,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves."""
     from edge_llm.sampling.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    options = answer.EngineOptions(context, threads, kv_dtype, context_policy, usual_policy="slide")
+    options = answer.EngineOptions(
+        context, threads, kv_dtype, context_policy, cache=cache, private=private, usual_policy="slide"
+    )
     with answer.opened(model, options) as (engine, _):
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.manifest.name}: {_HELP}")
@@ -112,7 +115,7 @@ class Conversation:
         else:
             answer.note_if_cut(result, self._params)
             self._tell_forgotten(messages, result.finished)
-        self._messages = [*messages, Message.assistant(result.text)]
+        self._messages = [*messages, self._engine.reply(result.text, result.finished)]
 
     def _tell_forgotten(self, messages: Sequence[Message], finished: Finished) -> None:
         """One line when something else has fallen out of the context than was said before."""

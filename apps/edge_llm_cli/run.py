@@ -51,11 +51,11 @@ def run(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
-    cache: Annotated[str, typer.Option(help="Prefix cache on disk: only off in this version.")] = "off",
+    cache: answer.CacheOption = None,
     speculate: Annotated[
         str | None, typer.Option(help="Try drafts: off, or lookup for those that the text itself suggests.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")] = False,
+    private: answer.PrivateOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts and speeds on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
@@ -64,7 +64,6 @@ def run(
     from edge_llm.messages import Message
     from edge_llm.sampling.params import SamplingParams
 
-    answer.refuse_unbuilt(cache)
     if raw and system is not None:
         raise InputError("--system needs a chat template, which --raw leaves out", hint="put the text into the prompt")
     params = SamplingParams(
@@ -79,7 +78,9 @@ def run(
     )
     form = structure.response_format(json_schema, regex, grammar)
     text = _whole_prompt(prompt, keep_end=raw)
-    options = answer.EngineOptions(context, threads, kv_dtype, context_policy, speculation=speculate)
+    options = answer.EngineOptions(
+        context, threads, kv_dtype, context_policy, cache=cache, private=private, speculation=speculate
+    )
     with answer.opened(model, options) as (engine, load_s):
         if raw:
             handle = engine.complete(text, params, response_format=form)

@@ -171,6 +171,10 @@ class KVCache:
             return None
         return snapshots.take(self.layers, slot, start, stop)
 
+    def snapshot_shapes(self, tiles: int) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
+        """Shape and type of each array of a snapshot of so many tiles."""
+        return snapshots.shapes(self.layers, tiles)
+
     def restore(self, slot: int, snapshot: Snapshot) -> None:
         """Append the rows of a snapshot to a slot that has `snapshot.start` rows, and commit them.
 

@@ -39,16 +39,22 @@ def take(layers: Sequence[TiledRows], slot: int, start: int, stop: int) -> Snaps
     return Snapshot(start, stop, arrays)
 
 
+def shapes(layers: Sequence[TiledRows], tiles: int) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
+    """Shape and type of each array of a snapshot of so many tiles."""
+    found = {}
+    for name, field, members in _stacks(layers):
+        first = members[0]
+        shape, kind = tile_shapes(first.layer.head_dim, first.kv_type)[field]
+        found[name] = ((len(members), first.layer.kv_heads, tiles, *shape), np.dtype(kind))
+    return found
+
+
 def check(layers: Sequence[TiledRows], snapshot: Snapshot) -> None:
     """Raises `ValueError` unless `put` can write the snapshot into these layers, whoever made it."""
     start, stop = snapshot.start, snapshot.stop
     if start % TILE or not 0 <= start < stop:
         raise ValueError(f"a snapshot of the rows {start} to {stop} is none")
-    expected = {}
-    for name, field, members in _stacks(layers):
-        first = members[0]
-        shape, kind = tile_shapes(first.layer.head_dim, first.kv_type)[field]
-        expected[name] = ((len(members), first.layer.kv_heads, -(-(stop - start) // TILE), *shape), np.dtype(kind))
+    expected = shapes(layers, -(-(stop - start) // TILE))
     found = {name: (array.shape, array.dtype) for name, array in snapshot.arrays.items()}
     if found != expected:
         raise ValueError("the snapshot is not one of this cache's layers")

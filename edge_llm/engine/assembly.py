@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from edge_llm import machine
+from edge_llm.cache.block_file import BlockFormat
+from edge_llm.cache.block_folder import prefix_folder
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
+from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
-from edge_llm.errors import ParameterError
-from edge_llm.kernels.layout import KvType
+from edge_llm.errors import ParameterError, StorageError
+from edge_llm.kernels.layout import CACHE_VERSION, KvType
+from edge_llm.kernels.warmup import fingerprint as kernel_fingerprint
 from edge_llm.kernels.warmup import load_kernels
-from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.session import Session
 from edge_llm.sampling.sampler import Sampler
 
@@ -59,13 +66,29 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
         max_rows=config.max_chunk,
         threads=min(config.threads or default_threads(), len(machine.usable_cpus())),
     )
-    return EngineCore(session=session, cache=cache, intake=intake, config=config)
+    store = _prefix_store(manifest, cache, intake.tokenizer.digest, config) if config.stores_prefixes else None
+    return EngineCore(session=session, cache=cache, intake=intake, config=config, store=store)
 
 
 def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
     """What the model's layers keep of each token."""
     size = manifest.dimensions
     return CacheGeometry(tuple(LayerGeometry(size.kv_heads, size.head_dim, layer.window) for layer in manifest.layers))
+
+
+def _prefix_store(
+    manifest: ModelManifest, cache: KVCache, tokenizer_digest: str, config: EngineConfig
+) -> PrefixStore | None:
+    """Files for what the cache holds, or None where there is no folder for them: then prompts are read again."""
+    files = {name: spec.sha256 for name, spec in manifest.files.items() if name in (GRAPH_NAME, WEIGHTS_NAME)}
+    model = [files, tokenizer_digest, manifest.layout, repr((manifest.dimensions, manifest.layers, manifest.rope))]
+    bits = [cache.kv_type.name, CACHE_VERSION, kernel_fingerprint(), metadata.version("onnxruntime")]
+    fingerprint = hashlib.blake2b(json.dumps([model, bits], sort_keys=True).encode(), digest_size=32).hexdigest()
+    form = BlockFormat(fingerprint, cache.snapshot_shapes(1))
+    try:
+        return PrefixStore(prefix_folder(), form, budget=config.prefix_cache_bytes)
+    except StorageError:
+        return None
 
 
 def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> int:

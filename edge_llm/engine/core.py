@@ -8,14 +8,16 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
+from edge_llm.cache.prefix_cache import PrefixCache
 from edge_llm.config import EngineConfig
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.request import Request
 from edge_llm.engine.scheduler import ChunkPolicy, Plan, QueueLimits, Scheduler, Share
-from edge_llm.engine.sequence import Emit, Sequence
+from edge_llm.engine.sequence import Emit, Phase, Sequence
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
-from edge_llm.messages import Event, FinishReason, PromptProgress
+from edge_llm.messages import Event, Finished, FinishReason, PromptProgress
 from edge_llm.model.step import Step
 from edge_llm.sampling.decoders import Selection
 
@@ -49,10 +51,14 @@ class EngineCore:
         cache: KVCache,
         intake: Intake,
         config: EngineConfig,
+        store: BlockStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`store` keeps prefixes for longer than the engine."""
         self.intake = intake
         self.cache = cache
+        self._prefixes = PrefixCache(cache, store)
+        self._shares_prefixes = config.prefix_cache != "off"
         self._session = session
         self._clock = clock
         self._scheduler = Scheduler(
@@ -65,6 +71,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return len(self._scheduler) > 0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no request runs in."""
+        return self.cache.free_slots + self._prefixes.idle_slots
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
@@ -101,6 +112,7 @@ class EngineCore:
                 error.__cause__ = failure
                 self._end(sequence, error)
         self.intake.close()
+        self._prefixes.close()
         self._session.close()
         self.cache.close()
 
@@ -108,8 +120,9 @@ class EngineCore:
         """Raises `AssertionError` unless slots, lengths and sequences agree."""
         self.cache.check_integrity()
         running = [sequence for sequence in self._scheduler.sequences if sequence.slot is not None]
-        if len(running) != self.cache.slots - self.cache.free_slots:
-            raise AssertionError(f"{len(running)} sequences run, but {self.cache.free_slots} slots are free")
+        self._prefixes.check_integrity()
+        if len(running) != self.cache.slots - self.free_slots:
+            raise AssertionError(f"{len(running)} sequences run, but {self.free_slots} slots are free")
         for sequence in running:
             assert sequence.slot is not None
             if self.cache.length(sequence.slot) != sequence.committed:
@@ -121,8 +134,19 @@ class EngineCore:
         for sequence in self._scheduler.sequences:
             if sequence.cancelled:
                 self._finish(sequence, FinishReason.CANCELLED)
-        self._scheduler.admit(self.cache.acquire, self._clock())
+        self._scheduler.admit(self._place, self._clock())
+        for sequence in self._scheduler.sequences:
+            if sequence.slot is not None and sequence.phase is Phase.PREFILL:
+                sequence.found(self._prefixes.catch_up(sequence.slot))
         return self._scheduler.plan()
+
+    def _place(self, sequence: Sequence) -> int | None:
+        """A slot for a sequence, with the rows of it that are known."""
+        placed = self._prefixes.acquire(sequence.ids, sequence.namespace if self._shares_prefixes else None)
+        if placed is None:
+            return None
+        sequence.found(placed.rows)
+        return placed.slot
 
     def _select(self, plan: Plan, logits: np.ndarray) -> Chosen:
         """Ask each decoder that got logits; one that fails leaves the step."""
@@ -161,6 +185,7 @@ class EngineCore:
             assert sequence.slot is not None
             self.cache.commit(sequence.slot, rows)
             sequence.committed += rows
+            self._prefixes.committed(sequence.slot)
 
     def _emit(self, chosen: Chosen) -> None:
         for share, selection in chosen:
@@ -209,11 +234,11 @@ class EngineCore:
             self._end(share.sequence, own)
 
     def _end(self, sequence: Sequence, last: Event | EdgeLLMError) -> None:
-        """The one way out: the slot is free before the reader hears of it."""
+        """The one way out: the slot is free to others before the reader hears of it."""
         assert not sequence.ended
         sequence.ended = True
         self._scheduler.remove(sequence, self._clock())
         if sequence.slot is not None:
-            self.cache.release(sequence.slot)
+            self._prefixes.release(sequence.slot, keep=isinstance(last, Finished))
             sequence.slot = None
         sequence.emit(last)

@@ -12,7 +12,7 @@ from edge_llm.engine.assembly import Progress, open_engine
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.handle import Handle
 from edge_llm.engine.request import Request, RequestOptions
-from edge_llm.messages import Message
+from edge_llm.messages import Finished, Message, Role
 from edge_llm.model.manifest import ModelManifest
 from edge_llm.sampling.params import SamplingParams
 
@@ -27,9 +27,10 @@ class Engine:
     with a request raises at once: `ParameterError`, `TemplateError`, `ContextLengthError`, `QueueFullError`.
     """
 
-    def __init__(self, client: EngineClient, manifest: ModelManifest, context: int) -> None:
+    def __init__(self, client: EngineClient, manifest: ModelManifest, context: int, tokenizer_digest: str) -> None:
         self._client = client
         self.manifest = manifest
+        self._tokenizer_digest = tokenizer_digest
         self.context = context
         """tokens that the model sees at once, and that a conversation may have unless it slides"""
 
@@ -53,7 +54,7 @@ class Engine:
     def open(cls, folder: Path, config: EngineConfig | None = None, *, progress: Progress | None = None) -> Self:
         """As `load`, for a model folder that is known to be whole."""
         core = open_engine(folder, config or EngineConfig(), progress)
-        return cls(ThreadClient(core), core.intake.manifest, core.cache.context)
+        return cls(ThreadClient(core), core.intake.manifest, core.cache.context, core.intake.tokenizer.digest)
 
     def chat(
         self, messages: Iterable[Message], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -64,6 +65,11 @@ class Engine:
     def complete(self, text: str, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Handle:
         """Continue a text as it is, without a chat template; `options` as for `chat`."""
         return self.submit(Request.completion(text, params, **options))
+
+    def reply(self, text: str, finished: Finished) -> Message:
+        """The message to go on with after an answer of this engine: its text and its tokens, so that no row of it has to
+        be computed again."""
+        return Message(Role.ASSISTANT, text, token_ids=finished.token_ids, tokenizer_digest=self._tokenizer_digest)
 
     def submit(self, request: Request) -> Handle:
         """Start any request."""

@@ -100,6 +100,7 @@ class Intake:
             submitted=submitted,
             window=self._window,
             places=places,
+            namespace=request.namespace if request.cache else None,
         )
 
     def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:

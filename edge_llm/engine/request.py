@@ -18,6 +18,8 @@ class RequestOptions(TypedDict, total=False):
 
     context_policy: str | None
     response_format: Grammar | None
+    cache: bool
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Request:
     """what happens past the context: `error`, `slide`, or None for what the engine's config says"""
     response_format: Grammar | None = None
     """what the whole answer must look like"""
+    cache: bool = True
+    """rows of its tokens may be taken from, and left to, other requests of the same `namespace`"""
+    namespace: str = ""
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
@@ -49,6 +54,8 @@ class Request:
             raise ParameterError("there are no messages to answer")
         if self.context_policy is not None and self.context_policy not in CONTEXT_POLICIES:
             raise ParameterError(f"context_policy must be {' or '.join(CONTEXT_POLICIES)}, not {self.context_policy!r}")
+        if not isinstance(self.cache, bool) or not isinstance(self.namespace, str):
+            raise ParameterError("cache must be True or False, and namespace a str")
 
     @classmethod
     def chat(

@@ -96,9 +96,9 @@ class Scheduler:
                 hint="try again later",
             )
 
-    def admit(self, acquire: Callable[[], int | None], now: float) -> None:
+    def admit(self, acquire: Callable[[Sequence], int | None], now: float) -> None:
         """Give those who wait the slots that `acquire` has."""
-        while self._waiting and (slot := acquire()) is not None:
+        while self._waiting and (slot := acquire(self._waiting[0])) is not None:
             with self._lock:
                 sequence = self._waiting.popleft()
                 sequence.slot = slot

@@ -49,6 +49,7 @@ class Sequence:
     __slots__ = (
         "__weakref__",
         "accepted_drafts",
+        "cached",
         "cancelled",
         "committed",
         "decoder",
@@ -58,6 +59,7 @@ class Sequence:
         "ids",
         "marks",
         "max_tokens",
+        "namespace",
         "places",
         "prompt_tokens",
         "slot",
@@ -76,9 +78,10 @@ class Sequence:
         submitted: float,
         window: ContextWindow,
         places: tuple[range, ...] = (),
+        namespace: str | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
-        lie among the prompt's tokens."""
+        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody)."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -88,10 +91,10 @@ class Sequence:
         self.marks = Marks(submitted)
         self.window = window
         self.places = places
+        self.namespace = namespace
         self.slot: int | None = None
-        self.committed = 0
-        self.drafted = 0
-        self.accepted_drafts = 0
+        self.committed = self.cached = 0
+        self.drafted = self.accepted_drafts = 0
         self.cancelled = False
         self.ended = False
 
@@ -113,6 +116,11 @@ class Sequence:
         """Tokens that may still be chosen."""
         return self.max_tokens - (len(self.ids) - self.prompt_tokens)
 
+    def found(self, rows: int) -> None:
+        """The slot holds the first `rows` rows, of which some did not have to be computed."""
+        self.cached += rows - self.committed
+        self.committed = rows
+
     def cancel(self) -> None:
         """Ask for an end, which the next step brings. Any thread."""
         self.cancelled = True
@@ -124,6 +132,7 @@ class Sequence:
             usage=Usage(
                 self.prompt_tokens,
                 self.stream.completion_tokens,
+                self.cached,
                 draft_tokens=self.drafted,
                 accepted_draft_tokens=self.accepted_drafts,
             ),
@@ -148,7 +157,7 @@ class Sequence:
             queue_s=queue_s,
             ttft_s=marks.first_token - marks.submitted,
             total_s=now - marks.submitted,
-            prefill_tokens_per_s=self.prompt_tokens / prefill_s if prefill_s > 0 else None,
+            prefill_tokens_per_s=(self.prompt_tokens - self.cached) / prefill_s if prefill_s > 0 else None,
             decode_tokens_per_s=steps / decode_s if measured else None,
             tpot_s=decode_s / steps if measured else None,
         )

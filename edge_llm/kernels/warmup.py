@@ -82,7 +82,7 @@ def load_kernels(progress: Progress | None = None) -> KernelLibrary:
 
 def cache_state() -> tuple[Path, bool]:
     """The folder that compiled kernels are kept in, and whether it holds those of this machine and version."""
-    folder = paths.cache_dir() / "kernels" / _fingerprint()
+    folder = paths.cache_dir() / "kernels" / fingerprint()
     return folder, (folder / _OBJECT_FILE).is_file()
 
 
@@ -99,7 +99,7 @@ def _cpu() -> str:
     return identity
 
 
-def _fingerprint() -> str:
+def fingerprint() -> str:
     """Digest of all that shapes the object code: sources, compilers, interpreter and CPU."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -114,7 +114,7 @@ def _cache_folder() -> Path | None:
     """The private folder for this fingerprint, or None (with one warning) where none can be had."""
     try:
         root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "kernels")
-        return paths.private_dir(root / _fingerprint())
+        return paths.private_dir(root / fingerprint())
     except (StorageError, OSError) as error:  # OSError: the home folder cannot even be looked up
         warnings.warn(
             f"compiled kernels are not kept, so every start compiles them again: {error}", RuntimeWarning, stacklevel=3

@@ -55,6 +55,9 @@ class StubEngine:
         self.options.append(options)
         return self._start(text, params, len(text))
 
+    def reply(self, text: str, finished: Finished) -> Message:
+        return Message.assistant(text)
+
     def _start(self, request: list[Message] | str, params: SamplingParams, size: int) -> Handle:
         self.asked.append((request, params))
         if size > self.limit:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from edge_llm_cli import answer, chat, console
 
-from edge_llm.messages import Message
+from edge_llm.messages import Message, Role
 from edge_llm.sampling.params import SamplingParams
 from tests.cli.stub import StubEngine
 
@@ -99,3 +99,10 @@ def test_a_chat_slides_unless_told_otherwise(invoke, engine) -> None:
 def test_no_input_is_no_turn(invoke, engine) -> None:
     assert invoke("chat", piped="").exit_code == 0
     assert engine.asked == []
+
+
+def test_answers_are_replayed_as_the_engine_says(invoke, engine) -> None:
+    """So that a continued chat reads nothing but the new turn."""
+    engine.reply = lambda text, finished: Message(Role.ASSISTANT, text, token_ids=(1, 2), tokenizer_digest="d")
+    invoke("chat", piped="one\ntwo\n")
+    assert [message.token_ids for message in engine.asked[1][0]] == [None, (1, 2), None]

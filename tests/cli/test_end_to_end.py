@@ -21,9 +21,10 @@ PROGRAM = [sys.executable, "-c", "from edge_llm_cli.main import run; run()"]
 
 @pytest.fixture(autouse=True)
 def own_home(home: Path, kernels: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own that has the compiled kernels already."""
+    """A home of its own that has the compiled kernels already, and in which somebody was told of the prefix cache."""
     own = tmp_path / "home"
     shutil.copytree(home / "cache", own / "cache")
+    (own / "cache" / "prefixes").mkdir(exist_ok=True)
     for folder in (own / "cache", *(own / "cache").iterdir()):
         folder.chmod(0o700)
     monkeypatch.setenv("EDGE_LLM_HOME", str(own))
@@ -48,7 +49,8 @@ def test_a_gguf_file_answers_and_is_imported_once(tiny_gguf: Path, own_home: Pat
     second = program("run", "Hi", "-m", str(tiny_gguf), "--max-tokens", "8", "--seed", "1", "--json")
     assert (second.returncode, second.stderr) == (0, "")
     again = json.loads(second.stdout)
-    assert (again["text"], again["usage"]) == (value["text"], value["usage"])
+    assert again["text"] == value["text"]
+    assert again["usage"]["cached_tokens"] > value["usage"]["cached_tokens"] == 0
     assert ModelStore().names() == [value["model"]]
     by_name = program("run", "Hi", "-m", value["model"], "--max-tokens", "8", "--seed", "1")
     assert by_name.stdout.rstrip("\n") == value["text"].rstrip("\n")
@@ -135,10 +137,43 @@ def test_a_truncated_gguf_is_one_line_and_leaves_nothing(tiny_gguf: Path, tmp_pa
     assert not list(ModelStore().root.glob(".*"))
 
 
-def test_a_prompt_is_stored_nowhere(tiny_folder: Path, own_home: Path) -> None:
+@pytest.mark.parametrize("private", ["--private", "--cache off", "EDGE_LLM_PRIVATE", "config"])
+def test_a_prompt_is_stored_nowhere(
+    tiny_folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, private: str
+) -> None:
+    """B60: neither its text nor, as blocks hold them, its tokens."""
     secret = "xyzzy-private-words"
-    assert program("run", secret, "-m", str(tiny_folder), "--max-tokens", "4", "--private").returncode == 0
-    assert not [path for path in own_home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    if private == "config":
+        (own_home / "config").mkdir()
+        (own_home / "config" / "config.toml").write_text("[privacy]\nprivate = true\n", "utf-8")
+    elif not private.startswith("--"):
+        monkeypatch.setenv(private, "1")
+    options = private.split() if private.startswith("--") else []
+    before = {path for path in own_home.rglob("*") if path.is_file()}
+    assert program("run", secret, "-m", str(tiny_folder), "--max-tokens", "4", *options).returncode == 0
+    assert {path for path in own_home.rglob("*") if path.is_file()} == before
+    assert not [path for path in before if secret.encode() in path.read_bytes()]
+
+
+def test_the_first_use_says_what_is_kept_where(tiny_folder: Path, own_home: Path) -> None:
+    """B24 from the command line: the next process finds the prompt, and whoever clears the folder is not told again."""
+    folder = own_home / "cache" / "prefixes"
+    folder.rmdir()
+    ask = ("run", "word " * 100, "-m", str(tiny_folder), "--max-tokens", "4", "--temperature", "0", "--json")
+    first, second = program(*ask), program(*ask)
+    assert first.stderr == f"what the model reads is kept in {folder}; --cache off or --private keeps nothing\n"
+    assert second.stderr == ""
+    before, after = json.loads(first.stdout), json.loads(second.stdout)
+    assert after["text"] == before["text"]
+    assert after["usage"]["cached_tokens"] == after["usage"]["prompt_tokens"] - 1
+    stats = json.loads(program("cache", "stats", "--json").stdout)
+    assert (stats["folder"], stats["files"] > 1, stats["on"]) == (str(folder), True, True)
+    assert json.loads(program("cache", "verify", "--json").stdout)["damaged"] == 0
+    assert program("cache", "clear").returncode == 2
+    assert json.loads(program("cache", "clear", "--yes", "--json").stdout)["files"] == stats["files"]
+    assert json.loads(program("cache", "stats", "--json").stdout)["files"] == 0
+    third = program(*ask)
+    assert (json.loads(third.stdout)["usage"]["cached_tokens"], third.stderr) == (0, "")
 
 
 def test_a_chat_with_a_real_model(tiny_folder: Path) -> None:

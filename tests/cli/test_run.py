@@ -85,11 +85,12 @@ def test_raw_continues_the_text_as_it_is(invoke, engine) -> None:
         ["Hi", "--seed", "-1"],
         ["Hi", "--stop", ""],
         ["Hi", "--raw", "--system", "x"],
-        ["Hi", "--cache", "on"],
         ["Hi", "--json-schema", "/nonexistent"],
         ["Hi", "--grammar", "/dev/null"],
         ["Hi", "--regex", ""],
         ["Hi", "--regex", "a", "--json-schema", "/nonexistent"],
+        ["Hi", "--cache", "maybe"],
+        ["Hi", "--cache", "on", "--private"],
         ["Hi", "--no-such-option"],
         ["Hi", "there"],
     ],
@@ -127,10 +128,6 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs(invoke, engine, t
     (tmp_path / "schema.json").write_bytes(b"\xff\xfe{")
     assert "not UTF-8" in invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json")).stderr
     assert engine.asked == []
-
-
-def test_options_of_later_versions_are_refused_by_name(invoke, engine) -> None:
-    assert "--cache on" in invoke("run", "Hi", "--cache", "on").stderr
 
 
 def test_input_without_end_is_cut_off(invoke, engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
+from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import GenerationError, SessionError
-from edge_llm.kernels.layout import KvType
+from edge_llm.kernels.layout import CacheLayer, KvType
 from edge_llm.messages import Event, TextDelta
 from edge_llm.model.manifest import (
     GRAPH_NAME,
@@ -115,7 +118,10 @@ def says(answer: str | Sequence[int], *, end: int = END) -> NextToken:
 
 
 class FakeSession:
-    """Checks each step as a real session would, and more; remembers what was written to which slot."""
+    """Checks each step as a real session would, and more; remembers what was written to which slot.
+
+    A row of the cache holds its token's id, as the scale of its key: what is not lost yet is read from there.
+    """
 
     def __init__(self, kv: KVCache, *, max_rows: int = 64, model: NextToken = hashed_logits) -> None:
         self.max_rows = max_rows
@@ -141,14 +147,33 @@ class FakeSession:
             assert segment.position == self._kv.length(segment.slot), "a segment does not begin where its slot ends"
             assert segment.position + segment.rows <= self._kv.limit
             assert 0 <= segment.logit_rows <= segment.rows
-            rows = self._rows.setdefault(segment.slot, [])
-            del rows[segment.position :]
+            rows = self._rows[segment.slot] = self._history(segment.slot, segment.position)
+            for position, token in enumerate(segment.token_ids, segment.position):
+                self._place(segment.slot)[self._kv.layers[0].ring.physical_row(position)] = token
+            self._written[segment.slot] = max(self._written[segment.slot], segment.position + segment.rows)
             rows.extend(segment.token_ids)
             assert all(0 <= i < VOCAB for i in rows)
             for wanted in range(segment.rows - segment.logit_rows, segment.rows):
                 self._logits[row] = self._row(rows[: segment.position + wanted + 1])
                 row += 1
         return self._logits[: step.logit_rows]
+
+    def _history(self, slot: int, length: int) -> list[int]:
+        """The tokens of a slot's rows; those that its ring has lost are remembered."""
+        ring, ids = self._kv.layers[0].ring, self._rows.get(slot, [])[:length]
+        lost = ring.oldest_held(int(self._written[slot]))
+        held = [*range(min(ring.sinks, length)), *range(lost, length)] if lost > ring.sinks else range(length)
+        ids += [0] * (length - len(ids))
+        for position in held:
+            ids[position] = int(self._place(slot)[ring.physical_row(position)])
+        return ids
+
+    def _place(self, slot: int) -> np.ndarray:
+        return self._kv.layers[0].arrays[CacheLayer.KEY_SCALES][slot, 0].reshape(-1)
+
+    @property
+    def _written(self) -> np.ndarray:
+        return self._kv._written  # what kernels find by the cache's descriptor
 
     def _row(self, ids: list[int]) -> np.ndarray:
         following = self.model(list(ids))
@@ -207,9 +232,10 @@ def make_core(
     max_rows: int = 64,
     eos: tuple[int, ...] = (END, 0),
     clock: Callable[[], float] | None = None,
+    folder: Path | None = None,
     **options: Any,
 ) -> EngineCore:
-    """An engine over fakes; `core.session` is the FakeSession."""
+    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`."""
     config = EngineConfig(context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, **options})
     geometry = CacheGeometry((LayerGeometry(1, 8),))
     kv = KVCache(geometry, slots=slots, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
@@ -222,7 +248,12 @@ def make_core(
         window=ContextWindow(context),
         policy=config.context_policy,
     )
-    core = EngineCore(session=session, cache=kv, intake=intake, config=config, **({"clock": clock} if clock else {}))
+    store = None
+    if folder is not None:
+        form = BlockFormat("fake", kv.snapshot_shapes(1))
+        store = PrefixStore(folder, form, budget=config.prefix_cache_bytes)
+    more = {"clock": clock} if clock else {}
+    core = EngineCore(session=session, cache=kv, intake=intake, config=config, store=store, **more)
     core.session = session
     return core
 

@@ -159,11 +159,11 @@ def test_a_dropped_handle_frees_its_slot(start: Start) -> None:
     next(handle)
     del handle
     until(lambda: not core.has_work)
-    assert core.cache.free_slots == 1
+    assert core.free_slots == 1
     for _ in client.submit(prompt(max_tokens=200)):
         break  # the temporary handle goes with the loop
     until(lambda: not core.has_work)
-    assert core.cache.free_slots == 1
+    assert core.free_slots == 1
 
 
 def test_asyncio_reads_several_answers_side_by_side(start: Start) -> None:

@@ -314,7 +314,7 @@ def test_cancel_is_seen_within_a_step(phase: Phase) -> None:
     assert [event for event in asked.events if isinstance(event, TextDelta)][: len(said)] == said
     run(core)
     assert sum(isinstance(event, Finished) for event in asked.events) == 1
-    assert core.cache.free_slots == 1
+    assert core.free_slots == 1
 
 
 def test_a_cancelled_answer_keeps_what_was_held_back() -> None:
@@ -587,7 +587,7 @@ def test_many_requests_leave_nothing_behind() -> None:
     core.session.steps.clear()
     gc.collect()
     assert len(gc.get_objects()) - before < 50
-    assert core.cache.free_slots == 3
+    assert core.free_slots == 3
 
 
 def test_end_tokens_of_the_manifest_all_end() -> None:

@@ -57,7 +57,7 @@ def running(made: Scheduler, *sequences: Sequence) -> None:
     slots = iter(range(made._slots))
     for one in sequences:
         made.enqueue(one)
-    made.admit(lambda: next(slots, None), now=1.0)
+    made.admit(lambda _: next(slots, None), now=1.0)
 
 
 def shape(made: Scheduler) -> list[tuple[int, int, int, int]]:
@@ -160,7 +160,8 @@ def test_slots_are_given_in_order_and_given_again() -> None:
     assert [one.phase for one in sequences] == [Phase.PREFILL, Phase.PREFILL, Phase.QUEUED, Phase.QUEUED]
     assert made.sequences == tuple(sequences)
     made.remove(sequences[0], now=2.0)
-    made.admit(iter([0, None]).__next__, now=2.0)
+    slots = iter([0, None])
+    made.admit(lambda _: next(slots), now=2.0)
     assert sequences[2].slot == 0
     made.remove(sequences[3], now=2.0)
     assert made.sequences == (sequences[1], sequences[2])

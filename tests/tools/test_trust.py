@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_llm.kernels.warmup import KernelLibrary
-from tools.trust import kernel_trials, machines
+from tools.trust import kernel_trials, machines, prefixes
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,15 @@ def test_f22_machines_agree_with_their_models(kernels: KernelLibrary, capsys: py
     row = capsys.readouterr().out
     assert row.startswith("| F22 |")
     assert int(row.split("|")[4].replace(",", "")) >= machines.FIGURE.sizes["commit"]
+
+
+@pytest.mark.parametrize("number", prefixes.FIGURES)
+def test_the_prefix_cache_on_disk_goes_through_all_of_it(number: str) -> None:
+    """In a process of its own: F1 forks."""
+    command = [sys.executable, "-m", "tools.trust.prefixes", number]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"| {number} |")
 
 
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,88 @@
+"""`edge-llm cache stats|clear|verify`: what is kept on disk of the conversations of this user."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edge_llm.errors import InputError, IntegrityError
+from edge_llm_cli import console
+from edge_llm_cli.models import JsonOption
+
+app = typer.Typer(no_args_is_help=True, help="Look at, empty and check the prefix cache on disk.")
+
+
+@app.command()
+def stats(as_json: JsonOption = False) -> None:
+    """Show the folder, and how much is kept in it."""
+    from edge_llm.cache.block_folder import folder_stats, prefix_folder
+    from edge_llm.config import load_config
+
+    config = load_config(defaults={"prefix_cache": "disk"})
+    folder = prefix_folder()
+    found = folder_stats(folder)
+    if as_json:
+        console.data(
+            {
+                "folder": str(folder),
+                "files": found.files,
+                "bytes": found.size,
+                "budget": config.prefix_cache_bytes,
+                "on": config.stores_prefixes,
+            }
+        )
+        return
+    budget = console.megabytes(config.prefix_cache_bytes)
+    console.table(
+        [
+            ("folder", str(folder)),
+            ("blocks", str(found.files)),
+            ("size", f"{console.megabytes(found.size)} of {budget}"),
+            ("run and chat", "write to it" if config.stores_prefixes else "leave nothing in it (config)"),
+        ]
+    )
+
+
+@app.command()
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete everything that is kept."""
+    from edge_llm.cache.block_folder import clear_folder, prefix_folder
+
+    if not yes:
+        if not console.is_terminal(sys.stdin):
+            raise InputError("this deletes the prefix cache", hint="edge-llm cache clear --yes")
+        if not _agreed(f"delete all blocks in {prefix_folder()}?"):
+            return
+    gone = clear_folder(prefix_folder())
+    if as_json:
+        console.data({"files": gone.files, "bytes": gone.size})
+    else:
+        console.line(f"{gone.files} blocks are deleted, {console.megabytes(gone.size)} are free again")
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        return False
+
+
+@app.command()
+def verify(as_json: JsonOption = False) -> None:
+    """Read every block, and delete those that are damaged."""
+    from edge_llm.cache.block_folder import prefix_folder, verify_folder
+
+    found = verify_folder(prefix_folder())
+    if as_json:
+        console.data({"files": found.files, "bytes": found.size, "damaged": found.damaged})
+    else:
+        console.line(
+            f"{found.files} blocks, {console.megabytes(found.size)}, {found.damaged} of them damaged and deleted"
+        )
+    if found.damaged:
+        raise IntegrityError(f"{found.damaged} blocks were damaged", hint="they are deleted; is the disk sound?")
