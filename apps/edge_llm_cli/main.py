@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from edge_llm.errors import EdgeLLMError, InputError
-from edge_llm_cli import chat, console, doctor, evaluate, models
+from edge_llm_cli import bench, chat, console, doctor, evaluate, models
 from edge_llm_cli import run as run_verb
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -98,6 +98,7 @@ app.command()(models.pull)
 app.command("import")(models.import_)
 app.add_typer(models.app, name="models")
 app.command("eval")(evaluate.evaluate)
+app.command()(bench.bench)
 app.command()(doctor.doctor)
 
 

@@ -53,7 +53,8 @@ class EngineCore:
     ) -> None:
         self.intake = intake
         self.cache = cache
-        self._session = session
+        self.session = session
+        """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
         self._scheduler = Scheduler(
             slots=cache.slots,
@@ -83,7 +84,7 @@ class EngineCore:
         if not plan.shares:
             return
         try:
-            logits = self._session.forward(plan.step)
+            logits = self.session.forward(plan.step)
         except SessionError as error:
             self._fail_step(plan, error)
             return
@@ -100,7 +101,7 @@ class EngineCore:
                 error = EngineStoppedError(f"the engine has stopped: {failure!r}")
                 error.__cause__ = failure
                 self._end(sequence, error)
-        self._session.close()
+        self.session.close()
         self.cache.close()
 
     def check_integrity(self) -> None:

@@ -213,9 +213,7 @@ def make_core(
     kv = KVCache(CacheGeometry((LayerGeometry(1, 8),)), slots=slots, context=context, kv_type=KvType.INT8)
     session = FakeSession(kv, max_rows=max_rows, model=model)
     intake = Intake(manifest(eos=eos), tokenizer(), ChatTemplate(TEMPLATE), sampler=FakeSampler(), context=context)
-    core = EngineCore(session=session, cache=kv, intake=intake, config=config, **({"clock": clock} if clock else {}))
-    core.session = session
-    return core
+    return EngineCore(session=session, cache=kv, intake=intake, config=config, **({"clock": clock} if clock else {}))
 
 
 def text_of(events: Sequence[Event]) -> str:
