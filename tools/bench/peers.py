@@ -69,45 +69,50 @@ class Peer:
     flags: Mapping[str, Any]
     needs: Sequence[str] = ()
 
-    def contestants(self, source: Path, work: Path, python: Path | None = None) -> list[Contestant]:
+    def contestants(self, source: Path, label: str, work: Path, python: Path | None = None) -> list[Contestant]:
         """One for each of its models, made out of the GGUF file `source` where it is not there yet.
 
-        `python` is what runs it, by default that of the environment `work`/`name`. Raises `MissingPeerError`.
+        `label` tells that file from others; `python` is what runs the peer, by default that of the environment
+        `work`/`name`. Raises `MissingPeerError`.
         """
         environment_folder = work / self.name
         python = python or environment_folder / "bin" / "python"
         if not _imports(python, self.module):
             pip = shlex.join([str(environment_folder / "bin" / "pip"), "install", *self.python])
             raise MissingPeerError(f"python3 -m venv {shlex.quote(str(environment_folder))} && {pip}")
-        return [
-            Contestant(column, str(python), self.worker, str(self._model(source, work, python, made)), self.flags)
-            for column, made in self.models.items()
-        ]
+        made = {
+            column: self._make(source, work / "models" / f"{label}-{self.name}-{suffix}", python) if suffix else source
+            for column, suffix in self.models.items()
+        }
+        return [Contestant(column, str(python), self.worker, str(model), self.flags) for column, model in made.items()]
 
-    def _model(self, source: Path, work: Path, python: Path, made: str) -> Path:
-        if not made:
-            return source
-        target = work / "models" / f"{source.stem}-{self.name}-{made}"
+    def _make(self, source: Path, target: Path, python: Path) -> Path:
+        """Its own model, which appears whole or not at all."""
         if target.exists():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial, log = target.with_name(f".{target.name}"), work / f"{self.name}-prepare.log"
+        partial, log = target.with_name(f".{target.name}"), target.with_name(f"{target.name}.log")
         _remove(partial)
-        command = Contestant(self.name, str(python), self.worker, "").command(
-            "prepare", {"source": str(source), "target": str(partial)}
-        )
-        with log.open("wb") as output:
-            done = subprocess.run(
-                command, check=False, cwd=ROOT, env=environment(), stdout=output, stderr=output, timeout=_PREPARE_S
-            )
-        if done.returncode or not partial.exists():
+        maker = Contestant(self.name, str(python), self.worker, "")
+        command = maker.command("prepare", {"source": str(source), "target": str(partial)})
+        if not _succeeds(command, log) or not partial.exists():
             _remove(partial)
-            extra = (
-                f"; it needs: {shlex.join([str(python), '-m', 'pip', 'install', *self.needs])}" if self.needs else ""
-            )
-            raise MissingPeerError(f"its model {made} could not be made ({last_line(log)}){extra}")
+            pip = shlex.join([str(python), "-m", "pip", "install", *self.needs])
+            why = f"{target.name} could not be made ({last_line(log)})"
+            raise MissingPeerError(f"{why}; it needs: {pip}" if self.needs else why)
         partial.rename(target)
         return target
+
+
+def _succeeds(command: Sequence[str], log: Path) -> bool:
+    with log.open("wb") as output:
+        try:
+            return not subprocess.run(
+                command, check=False, cwd=ROOT, env=environment(), stdout=output, stderr=output, timeout=_PREPARE_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            output.write(f"it took longer than {_PREPARE_S} s".encode())
+            return False
 
 
 def read_peers(names: Sequence[str], file: Path = PEERS_FILE) -> list[Peer]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-_WIDTH, _HEIGHT = 720, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 24, 40, 44
+_WIDTH, _HEIGHT = 840, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 160, 40, 44
 # Readable on white and on black alike.
 _COLOURS = ("#d9480f", "#868e96", "#1c7ed6", "#37b24d", "#ae3ec9", "#f08c00")
 _STYLE = """
@@ -50,14 +50,14 @@ def decode_plot(lines: Mapping[str, Points], title: str) -> str:
 
 
 def _line(name: str, places: Sequence[tuple[float, float]], colour: str, index: int) -> list[str]:
-    """A contestant's line, its points, and its name in the legend on the right."""
+    """A contestant's line, its points, and its name in the legend beside the plot."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     legend = _TOP + 12 + 18 * index
     return [
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
         *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places),
-        f'<rect x="{_WIDTH - 170}" y="{legend - 9}" width="12" height="4" fill="{colour}"/>',
-        _text(_WIDTH - 152, legend, name, "start"),
+        f'<rect x="{_WIDTH - _RIGHT + 16}" y="{legend - 9}" width="12" height="4" fill="{colour}"/>',
+        _text(_WIDTH - _RIGHT + 34, legend, name, "start"),
     ]
 
 

@@ -19,7 +19,7 @@ def peer(module: str = "json", **changes: object) -> Peer:
 
 def test_a_missing_peer_names_the_command_that_installs_it(tmp_path: Path) -> None:
     with pytest.raises(MissingPeerError) as caught:
-        peer().contestants(tmp_path / "m.gguf", tmp_path)
+        peer().contestants(tmp_path / "m.gguf", "m-12", tmp_path)
     folder = f"'{tmp_path}/some peer'"
     pip = f"'{tmp_path}/some peer/bin/pip'"
     assert str(caught.value) == f"python3 -m venv {folder} && {pip} install some-package==1"
@@ -27,15 +27,16 @@ def test_a_missing_peer_names_the_command_that_installs_it(tmp_path: Path) -> No
 
 def test_a_python_without_the_package_is_a_missing_peer(tmp_path: Path) -> None:
     with pytest.raises(MissingPeerError, match="pip' install some-package"):
-        peer("no_such_module").contestants(tmp_path / "m.gguf", tmp_path, Path(sys.executable))
+        peer("no_such_module").contestants(tmp_path / "m.gguf", "m-12", tmp_path, Path(sys.executable))
 
 
 def test_its_model_is_made_once(tmp_path: Path) -> None:
     source = tmp_path / "m.gguf"
     source.write_bytes(b"abc")
     for _ in range(2):
-        plain, made = peer().contestants(source, tmp_path, Path(sys.executable))
+        plain, made = peer().contestants(source, "m-12", tmp_path, Path(sys.executable))
         assert (plain.name, plain.model, made.name) == ("it", str(source), "it made")
+        assert Path(made.model) == tmp_path / "models" / "m-12-some peer-small.bin"
         assert Path(made.model).read_bytes() == b"cba"
         os.chmod(made.model, 0o444)  # a second time would have to replace it
 
@@ -43,9 +44,11 @@ def test_its_model_is_made_once(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     source = tmp_path / "m.gguf"
     source.touch()
-    with pytest.raises(MissingPeerError, match=r"small.bin could not be made .*the file is empty.* pip install torch$"):
-        peer(needs=["torch"]).contestants(source, tmp_path, Path(sys.executable))
-    assert list((tmp_path / "models").iterdir()) == []
+    with pytest.raises(
+        MissingPeerError, match=r"m-12-some peer-small.bin could not be made .*the file is empty.* pip install torch$"
+    ):
+        peer(needs=["torch"]).contestants(source, "m-12", tmp_path, Path(sys.executable))
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["m-12-some peer-small.bin.log"]
 
 
 def test_the_file_of_peers_is_sound() -> None:

@@ -114,5 +114,5 @@ def test_the_plot_is_sound_xml_with_a_line_for_each() -> None:
 def test_every_point_is_inside_the_plot(lines: dict[str, list[tuple[int, float]]]) -> None:
     root = ElementTree.fromstring(plot.decode_plot(lines, "tiny"))
     for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
-        assert 0 < float(circle.attrib["cx"]) < 720
+        assert 0 < float(circle.attrib["cx"]) < 840
         assert 30 <= float(circle.attrib["cy"]) < 360

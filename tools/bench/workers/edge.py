@@ -55,12 +55,11 @@ class EdgeWorker:
         core = self._core
         params = SamplingParams(temperature=0.0, ignore_eos=True)
         running = []
-        for i in range(sequences):
-            ids = [(token + i) % self._vocab for token in self._ids[:depth]]  # no two conversations share a prefix
-            running.append(core.prepare(Request(token_ids=tuple(ids), params=params), _raise_failure))
-            core.enqueue(running[-1])
         try:
-            while any(sequence.phase is not Phase.DECODE for sequence in running):
+            for ids in protocol.conversations(sequences, depth, self._vocab):
+                running.append(core.prepare(Request(token_ids=tuple(ids), params=params), _raise_failure))
+                core.enqueue(running[-1])
+            while any(sequence.phase in (Phase.QUEUED, Phase.PREFILL) for sequence in running):
                 core.step()
             start = time.perf_counter()
             for _ in range(tokens):
@@ -79,9 +78,9 @@ class EdgeWorker:
         assert handle.finished is not None
         return handle.finished.usage.prompt_tokens + handle.finished.usage.completion_tokens
 
-    def sample(self, text: str, count: int, settings: dict[str, float]) -> float:
+    def sample(self, text: str, count: int, settings: dict[str, Any]) -> float:
         logits = self._logits_after(text)
-        params = SamplingParams(seed=0, **({"temperature": 0.0} | settings))  # type: ignore[arg-type]
+        params = SamplingParams(seed=0, **({"temperature": 0.0} | settings))
         sampler = Sampler(load_kernels(), self._vocab).sequence(params, self._ids[:64])
         start = time.perf_counter()
         for i in range(count):

@@ -28,7 +28,8 @@ class GenaiWorker:
         self._tokenizer = og.Tokenizer(self._model)
         self._context = options.context
         document = json.loads((Path(options.model) / "genai_config.json").read_text("utf-8"))
-        self._ids = protocol.token_ids(options.context, document["model"]["vocab_size"])
+        self._vocab = document["model"]["vocab_size"]
+        self._ids = protocol.token_ids(options.context, self._vocab)
         self._generator: Any = None
 
     def info(self) -> dict[str, Any]:
@@ -46,8 +47,7 @@ class GenaiWorker:
 
     def batch(self, sequences: int, depth: int, tokens: int) -> float:
         generator = self._new_generator(depth + tokens + 2, sequences)
-        ids = [[(token + i) % len(self._ids) for token in self._ids[:depth]] for i in range(sequences)]
-        generator.append_tokens(np.array(ids, np.int32))
+        generator.append_tokens(np.array(protocol.conversations(sequences, depth, self._vocab), np.int32))
         generator.generate_next_token()
         start = time.perf_counter()
         for _ in range(tokens):

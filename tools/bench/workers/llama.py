@@ -31,7 +31,8 @@ class LlamaWorker:
             raise RuntimeError(f"llama.cpp cannot load {options.model}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._context = self._open_context(options.context, 1)
-        self._ids = protocol.token_ids(options.context, llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self._tokens = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self._ids = protocol.token_ids(options.context, self._tokens)
         self._depth = 0
         self._batch_context: Any = None
 
@@ -65,8 +66,7 @@ class LlamaWorker:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         batch = llama_cpp.llama_batch_init(max(sequences, depth), 0, 1)
         try:
-            for sequence in range(sequences):
-                ids = [(token + sequence) % len(self._ids) for token in self._ids[:depth]]
+            for sequence, ids in enumerate(protocol.conversations(sequences, depth, self._tokens)):
                 self._run(context, _filled(batch, ids, range(depth), [sequence] * depth, [False] * depth))
             ids = self._ids[:sequences]
             start = time.perf_counter()

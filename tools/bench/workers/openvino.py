@@ -26,7 +26,7 @@ class OpenvinoWorker:
         self._pipeline = openvino_genai.LLMPipeline(
             options.model, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=options.threads
         )
-        self._ids = protocol.token_ids(options.context, len(self._pipeline.get_tokenizer().get_vocab()))
+        self._vocab = len(self._pipeline.get_tokenizer().get_vocab())
 
     def info(self) -> dict[str, Any]:
         return {"openvino-genai": openvino_genai.get_version(), "openvino": openvino.get_version()}
@@ -52,9 +52,7 @@ class OpenvinoWorker:
         return int(metrics.get_num_input_tokens() + metrics.get_num_generated_tokens())
 
     def _generate(self, sequences: int, depth: int, tokens: int) -> Any:
-        ids = np.array(
-            [[(token + i) % len(self._ids) for token in self._ids[:depth]] for i in range(sequences)], np.int64
-        )
+        ids = np.array(protocol.conversations(sequences, depth, self._vocab), np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
         result = self._pipeline.generate(inputs, do_sample=False, ignore_eos=True, max_new_tokens=tokens)
         return result.perf_metrics.raw_metrics

@@ -82,7 +82,13 @@ def run(open_worker: Callable[[Options], Worker], prepare: Prepare | None = None
 
 def token_ids(count: int, vocab: int) -> list[int]:
     """The same random tokens for everybody. Low ids are left out: they are often control tokens."""
-    return random.Random(0).choices(range(min(256, vocab - 1), vocab), k=count)
+    return conversations(1, count, vocab)[0]
+
+
+def conversations(sequences: int, depth: int, vocab: int) -> list[list[int]]:
+    """`depth` such tokens for each conversation of a batch, all of them different."""
+    known = range(min(256, vocab - 1), vocab)
+    return [random.Random(i).choices(known, k=depth) for i in range(sequences)]
 
 
 def peak_rss() -> int | None:
