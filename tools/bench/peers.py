@@ -68,6 +68,7 @@ class Peer:
     models: Mapping[str, str]
     flags: Mapping[str, Any]
     needs: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def contestants(self, source: Path, label: str, work: Path, python: Path | None = None) -> list[Contestant]:
         """One for each of its models, made out of the GGUF file `source` where it is not there yet.
@@ -78,8 +79,10 @@ class Peer:
         environment_folder = work / self.name
         python = python or environment_folder / "bin" / "python"
         if not _imports(python, self.module):
+            venv = shlex.join(["python3", "-m", "venv", str(environment_folder)])
+            variables = "".join(f"{name}={shlex.quote(value)} " for name, value in self.variables.items())
             pip = shlex.join([str(environment_folder / "bin" / "pip"), "install", *self.python])
-            raise MissingPeerError(f"python3 -m venv {shlex.quote(str(environment_folder))} && {pip}")
+            raise MissingPeerError(f"{venv} && {variables}{pip}")
         made = {
             column: self._make(source, work / "models" / f"{label}-{self.name}-{suffix}", python) if suffix else source
             for column, suffix in self.models.items()

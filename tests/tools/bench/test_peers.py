@@ -19,10 +19,10 @@ def peer(module: str = "json", **changes: object) -> Peer:
 
 def test_a_missing_peer_names_the_command_that_installs_it(tmp_path: Path) -> None:
     with pytest.raises(MissingPeerError) as caught:
-        peer().contestants(tmp_path / "m.gguf", "m-12", tmp_path)
+        peer(variables={"FLAGS": "-a -b"}).contestants(tmp_path / "m.gguf", "m-12", tmp_path)
     folder = f"'{tmp_path}/some peer'"
     pip = f"'{tmp_path}/some peer/bin/pip'"
-    assert str(caught.value) == f"python3 -m venv {folder} && {pip} install some-package==1"
+    assert str(caught.value) == f"python3 -m venv {folder} && FLAGS='-a -b' {pip} install some-package==1"
 
 
 def test_a_python_without_the_package_is_a_missing_peer(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_a_model_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_file_of_peers_is_sound() -> None:
-    peers = read_peers(["llama.cpp", "genai", "openvino"])
+    peers = read_peers(["llama.cpp", "llama.cpp-amx", "genai", "openvino"])
     columns = [column for peer in peers for column in peer.models]
-    assert len(set(columns)) == len(columns) == 4
+    assert len(set(columns)) == len(columns) == 6
     for known in peers:
         assert Path(*known.worker.split(".")).with_suffix(".py").is_file()
 
@@ -62,4 +62,4 @@ def test_the_file_of_peers_is_sound() -> None:
 def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ParameterError, match="no peer is called ollama") as caught:
         read_peers(["ollama"])
-    assert caught.value.hint == "known are: llama.cpp, genai, openvino"
+    assert caught.value.hint == "known are: llama.cpp, llama.cpp-amx, genai, openvino"

@@ -19,6 +19,7 @@ def test_a_quick_run_prints_tables_and_one_line_of_json(tiny_gguf: Path, kernels
     *text, last = done.stdout.splitlines()
     value = json.loads(last)
     assert "llama.cpp is skipped: python3 -m venv" in done.stderr
+    assert "CMAKE_ARGS=" in value["skipped"]["llama.cpp"]
     assert list(value["skipped"]) == ["llama.cpp"]
     assert {cell["section"] for cell in value["cells"]} == {
         "decode",
@@ -43,5 +44,5 @@ def test_an_unknown_peer_is_one_line_and_a_hint(tmp_path: Path, tiny_gguf: Path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
         "error: no peer is called x",
-        "hint: known are: llama.cpp, genai, openvino",
+        "hint: known are: llama.cpp, llama.cpp-amx, genai, openvino",
     ]
