@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edge_llm_cli.console import package_version
 
 from edge_llm.config import EngineConfig, load_config
 from edge_llm.engine.assembly import open_engine
@@ -38,7 +39,7 @@ class EdgeWorker:
     def info(self) -> dict[str, Any]:
         manifest = self._core.intake.manifest
         return {
-            "kernels": load_kernels().cpu,
+            "edge-llm": package_version("edge-llm"),
             "kv_type": self._core.cache.kv_type.name.lower(),
             "chunk": self._core.session.max_rows,
             "weights": ", ".join(f"{n} {kind}" for kind, n in manifest.source.tensor_types.items()),
