@@ -69,10 +69,11 @@ def _cpu() -> dict[str, Any]:
 
     name, _ = target_cpu()
     lowering = detect_lowering()
-    return {"model": _cpu_model(), "compiled_for": name, "lowering": lowering.name, "lanes": lowering.lanes}
+    return {"model": cpu_model(), "compiled_for": name, "lowering": lowering.name, "lanes": lowering.lanes}
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """What the system calls its CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines():
             label, _, value = line.partition(":")

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from edge_llm.errors import EdgeLLMError, InputError
-from edge_llm_cli import cache, chat, console, doctor, evaluate, models
+from edge_llm_cli import bench, cache, chat, console, doctor, evaluate, models
 from edge_llm_cli import run as run_verb
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -99,6 +99,7 @@ app.command("import")(models.import_)
 app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")
 app.command("eval")(evaluate.evaluate)
+app.command()(bench.bench)
 app.command()(doctor.doctor)
 
 

@@ -59,7 +59,8 @@ class EngineCore:
         self.cache = cache
         self._prefixes = PrefixCache(cache, store)
         self._shares_prefixes = config.prefix_cache != "off"
-        self._session = session
+        self.session = session
+        """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
         self._scheduler = Scheduler(
             slots=cache.slots,
@@ -94,7 +95,7 @@ class EngineCore:
         if not plan.shares:
             return
         try:
-            logits = self._session.forward(plan.step)
+            logits = self.session.forward(plan.step)
         except SessionError as error:
             self._fail_step(plan, error)
             return
@@ -113,7 +114,7 @@ class EngineCore:
                 self._end(sequence, error)
         self.intake.close()
         self._prefixes.close()
-        self._session.close()
+        self.session.close()
         self.cache.close()
 
     def check_integrity(self) -> None:

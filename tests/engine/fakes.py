@@ -253,9 +253,7 @@ def make_core(
         form = BlockFormat("fake", kv.snapshot_shapes(1))
         store = PrefixStore(folder, form, budget=config.prefix_cache_bytes)
     more = {"clock": clock} if clock else {}
-    core = EngineCore(session=session, cache=kv, intake=intake, config=config, store=store, **more)
-    core.session = session
-    return core
+    return EngineCore(session=session, cache=kv, intake=intake, config=config, store=store, **more)
 
 
 def text_of(events: Sequence[Event]) -> str:
