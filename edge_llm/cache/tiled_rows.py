@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,7 @@ class TiledRows:
         """Zeros in bytes [begin, end) of the memory, whose whole pages go back to the system."""
         first = _pages(begin)
         last = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last and hasattr(self._memory, "madvise"):  # Windows has no such call
+        if first < last and sys.platform == "linux":  # elsewhere there is no such call, or it may leave what was there
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
             self._clear(begin, first)
             self._clear(last, end)

@@ -243,22 +243,16 @@ def gated_activation(op: int, context: int) -> int:
 
 
 @numba.njit
-def _segments_are_sound(segments: Any, count: int, rows: int, cache: Any, layer: Any) -> bool:
-    """Segments follow one another, cover the step, lie in slots and positions that the cache has, and attend to rows that
-    the layer still holds."""
+def _segments_are_sound(segments: Any, count: int, rows: int, cache: Any) -> bool:
+    """Segments follow one another, cover the step, begin where their slots end, and have room there."""
     lengths = i64_at(cache[Cache.LENGTHS], cache[Cache.SLOTS])
-    written = i64_at(cache[Cache.WRITTEN], cache[Cache.SLOTS])
-    ring_rows = layer[CacheLayer.CAPACITY] - layer[CacheLayer.SINKS]
     expected = 0
     for i in range(count):
         slot, first, n, position = segments[4 * i], segments[4 * i + 1], segments[4 * i + 2], segments[4 * i + 3]
         if slot < 0 or slot >= cache[Cache.SLOTS] or n < 0 or first != expected:
             return False
-        if position < 0 or position > lengths[slot] or position + n > cache[Cache.LIMIT]:
-            return False
-        oldest = max(layer[CacheLayer.SINKS], position - layer[CacheLayer.WINDOW] + 1)
-        if oldest < written[slot] - ring_rows:
-            return False
+        if position != lengths[slot] or position + n > cache[Cache.LIMIT]:
+            return False  # further back, a ring may have lost rows
         expected += n
     return expected == rows
 
@@ -277,7 +271,11 @@ def _note_written(segments: Any, count: int, cache: Any) -> int:
 
 
 def ring_attention(op: int, context: int) -> int:
-    """RingAttention(qkv, segments, rope, kv, q_norm?, k_norm?) -> [rows, heads * head_dim]; writes the layer's rows."""
+    """RingAttention(qkv, segments, rope, kv, q_norm?, k_norm?) -> [rows, heads * head_dim]; writes the layer's rows.
+
+    `rope` is float32 [2 * tables, rows, rotary_dim]: each row's own entries, then those of its queries against sinks,
+    which are only read in a step that has a row past the context.
+    """
     state = i64_at(op, OP_FIELDS)
     workspace = i64_at(state[Op.WORKSPACE], WORKSPACE_FIELDS)
     call = op + _WORD * Op.CALL
@@ -319,7 +317,7 @@ def ring_attention(op: int, context: int) -> int:
     if qkv == 0 or segments == 0 or out == 0:
         return _refuse(state)
     table_of_segments = i32_at(segments, 4 * segment_count)
-    if not _segments_are_sound(table_of_segments, segment_count, rows, cache, record):
+    if not _segments_are_sound(table_of_segments, segment_count, rows, cache):
         return _refuse(state)
 
     fields[AttentionCall.QKV] = qkv

@@ -89,8 +89,8 @@ class Session:
     def forward(self, step: Step) -> np.ndarray:
         """Run one step: float32 [step.logit_rows, vocab], a view that the next call overwrites.
 
-        Rows of a segment go to cache rows position, position + 1, ... of its slot, which must not lie past its committed
-        length. Raises `SessionError` for a step that the cache or the session has no room for.
+        Rows of a segment go to cache rows position, position + 1, ... of its slot, whose committed length `position` is.
+        Raises `SessionError` for a step that the cache or the session has no room for.
         """
         self._check(step)
         binding = self._binding(step.rows, len(step.segments), step.logit_rows)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Segment:
-    """`token_ids` go into cache slot `slot` at `position`, `position + 1`, ...; logits are wanted of its last `logit_rows` rows.
+    """`token_ids` go into cache slot `slot` from `position` on, where it ends; logits are wanted of the last `logit_rows` rows.
 
     A prompt chunk that is not the last wants 0, a decode row 1, a row with drafts all of them.
     """

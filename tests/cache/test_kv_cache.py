@@ -1,9 +1,10 @@
-"""KVCache: its books, what it keeps and what it gives back. tests/cache/test_machine.py runs all of it in any order."""
+"""KVCache: its books, what it keeps and what it gives back. tests/cache/machine.py does all of it in any order."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -169,8 +170,12 @@ def test_bytes_are_counted(kv_type: KvType, row_bytes: int, local_bytes: int) ->
 
 @pytest.mark.parametrize("kv_type", KvType)
 @pytest.mark.parametrize("context", [TILE, 1024, 1100])
-def test_a_released_slot_holds_zeros_and_its_neighbours_what_they_held(kv_type: KvType, context: int) -> None:
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_a_released_slot_holds_zeros_and_its_neighbours_what_they_held(
+    kv_type: KvType, context: int, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slots begin and end inside pages of memory."""
+    monkeypatch.setattr(sys, "platform", platform)
     cache = make(kv_type, slots=3, context=context)
     arrays = [array for layer in cache.layers for array in layer.arrays.values()]
     for slot in range(3):

@@ -11,7 +11,7 @@ import pytest
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
 from edge_llm.cache.snapshot import Snapshot
 from edge_llm.cache.tiled_rows import LayerGeometry, tile_rows, tile_shapes
-from edge_llm.kernels.layout import MAX_POSITION, TILE, KvType
+from edge_llm.kernels.layout import MAX_POSITION, TILE, CacheLayer, KvType
 from tests.cache.rig import append, make, serves, taken, write
 
 TOKENS = list(range(300))
@@ -82,9 +82,12 @@ def test_rows_that_do_not_count_are_not_copied() -> None:
     one, two = cache.snapshot(slot, TILE, 70), other.snapshot(target, TILE, 70)
     assert one is not None
     assert two is not None
-    for name, array in one.arrays.items():
+    for (name, array), field in zip(one.arrays.items(), [*CacheLayer][:4] * 2, strict=True):
         assert array.tobytes() == two.arrays[name].tobytes()
-        assert array.any()
+        rows = tile_rows(array, field)
+        assert rows[0, :6].all()
+        assert not rows[0, 6:].any()
+        assert not rows[1:].any()
 
 
 def test_rows_that_a_ring_has_lost_are_not_copied() -> None:

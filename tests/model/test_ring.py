@@ -144,6 +144,18 @@ def test_match_of_every_length(ring: Open, slots: list[int], truth: np.ndarray) 
             blocks.append(block)
 
 
+@pytest.mark.parametrize("length", [CONTEXT - 1, CONTEXT, CONTEXT + 1, 10 * CONTEXT])
+def test_prompts_around_the_context(
+    ring: Open, slots: list[int], folder: Path, kernels: KernelLibrary, kv_type: KvType, length: int
+) -> None:
+    """B16: nothing happens at the context but that the oldest rows behind the sinks are no longer seen."""
+    ids = np.random.default_rng(length).integers(4, 300, length).tolist()
+    expected = recomputed(folder, kernels, kv_type, ids)
+    for first in range(0, length, MAX_CHUNK):
+        part = ids[first : first + MAX_CHUNK]
+        assert np.array_equal(append(*ring, slots[0], part), expected[first : first + len(part)])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("sinks", [0, TILE])
 def test_with_and_without_sinks_on_any_threads(
@@ -225,12 +237,15 @@ def test_positions_go_on_for_ever(ring: Open, slots: list[int]) -> None:
         session.forward(Step((Segment(slots[0], cache.limit, [7]),)))
 
 
-def test_rows_that_a_ring_has_lost_are_refused(ring: Open, slots: list[int], truth: np.ndarray) -> None:
-    """A step at an earlier position, which the cache would not have truncated to."""
+@pytest.mark.parametrize("position", [0, 74, 99, 101])
+def test_a_step_that_does_not_begin_where_its_slot_ends_is_refused(
+    ring: Open, slots: list[int], truth: np.ndarray, position: int
+) -> None:
+    """Before it, rings may have lost rows; after it, nobody has written any."""
     for _ in range(10):
         assert goes_on(ring, slots[0], 10, truth)
     with pytest.raises(SessionError, match="do not fit the cache"):
-        ring[0].forward(Step((Segment(slots[0], 74, [7]),)))
+        ring[0].forward(Step((Segment(slots[0], position, [7]),)))
     assert goes_on(ring, slots[0], 10, truth)
 
 

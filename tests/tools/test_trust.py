@@ -1,0 +1,62 @@
+"""The figures of docs/trust.md that run with every commit, and that a failure would be seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_llm.kernels.warmup import KernelLibrary
+from tools.trust import kernel_trials, machines
+from tools.trust.figure import Figure
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_f21_kernels_are_those_of_plain_numpy() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tools.trust.kernels", "--size", "commit"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("| F21 |")
+    assert "| 0 failures | `python -m tools.trust.kernels --size commit --seed 1` |" in run.stdout
+
+
+def test_f22_machines_agree_with_their_models(kernels: KernelLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    assert machines.FIGURE.main([]) == 0
+    row = capsys.readouterr().out
+    assert row.startswith("| F22 |")
+    assert int(row.split("|")[4].replace(",", "")) >= machines.FIGURE.sizes["commit"]
+
+
+def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(rng: np.random.Generator) -> int:
+        raise ValueError("not what NumPy says")
+
+    monkeypatch.setattr(kernel_trials, "_attention", lambda rng: 100)
+    monkeypatch.setattr(kernel_trials, "_linear", wrong)
+    with pytest.raises(AssertionError, match=r"wrong\(numpy\.random\.default_rng\(\[8, 3\]\)\)"):
+        kernel_trials.trials(1000, 8)
+
+
+def test_sizes_and_seeds_are_those_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def trials(count: int, seed: int) -> int:
+        asked.append((count, seed))
+        return count + 1
+
+    figure = Figure("F0", "nothing", "python -m nothing", {"commit": 2, "nightly": 3000}, trials)
+    assert figure.main([]) == 0
+    assert figure.main(["--size", "nightly", "--seed", "9"]) == 0
+    assert asked == [(2, 1), (3000, 9)]
+    assert "| F0 | nothing | nightly | 3,001 | 0 failures | `python -m nothing --size nightly --seed 9` |" in (
+        capsys.readouterr().out
+    )
