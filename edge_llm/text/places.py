@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from operator import itemgetter
 
 from edge_llm.text.prompt import RenderedPrompt
+
+
+def token_spans(text: str, start: int, end: int, tokens: Sequence[bytes]) -> list[tuple[int, int]]:
+    """(start, end) of the characters of which each token holds bytes; the tokens are those of text[start:end].
+
+    Where they do not say just this text (a normaliser changed it, a byte has no token), each is taken to hold all of it.
+    """
+    data = text[start:end].encode("utf-8", "replace")
+    said = b"".join(tokens)
+    added = said == b" " + data  # by the tokenizer, before a beginning
+    if said != data and not added:
+        return [(start, end)] * len(tokens)
+    characters = range(len(data) + 1) if data.isascii() else _characters_of_bytes(data)
+    ends = accumulate(map(len, tokens), initial=-int(added))
+    return [
+        (start + characters[max(first, 0)], start + (characters[last - 1] + 1 if last > 0 else 0))
+        for first, last in pairwise(ends)
+    ]
+
+
+def _characters_of_bytes(data: bytes) -> Sequence[int]:
+    """For each byte of UTF-8, and for the end, the index of the character that it belongs to."""
+    begun = accumulate(byte & 0xC0 != 0x80 for byte in data)  # a continuation byte is 10xxxxxx
+    characters = array("I", (count - 1 for count in begun))
+    characters.append(characters[-1] + 1)
+    return characters
 
 
 def message_places(prompt: RenderedPrompt, spans: Sequence[tuple[int, int]]) -> tuple[range, ...]:

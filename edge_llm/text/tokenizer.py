@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from typing import Any
 from edge_llm.errors import ModelFormatError, ParameterError, quoted
 from edge_llm.messages import Message
 from edge_llm.text.detokenizer import Detokenizer
-from edge_llm.text.places import message_places
+from edge_llm.text.places import message_places, token_spans
 from edge_llm.text.prompt import SCAFFOLD, RenderedPrompt
 from edge_llm.text.tokenizer_parts import build_core, bytes_of_tokens, vocabulary
 
@@ -116,7 +116,13 @@ class Tokenizer:
 
         Raises `ParameterError` for a text that is too long.
         """
-        ids: list[int] = self._encoding(_sound(text)).ids if text else []
+        if not text:
+            return []
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise ParameterError(f"a text may have {MAX_TEXT_CHARACTERS} characters, not {len(text)}")
+        if not text.isascii():  # halves of a surrogate pair are joined, lone ones become U+FFFD
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_scaffold(self, text: str) -> list[int]:
@@ -134,40 +140,26 @@ class Tokenizer:
         An answer that carries its ids is replayed as it was sampled if they are of this tokenizer and give exactly the
         text in the prompt; else its text is encoded.
         """
-        ids: list[int] = []
-        for start, end, known in self._parts(prompt):
-            ids += self.encode_content(prompt.text[start:end]) if known is None else known
-        return ids
+        return [token_id for part in self._parts(prompt) for token_id in part.ids]
 
     def encode_conversation(self, prompt: RenderedPrompt) -> tuple[list[int], tuple[range, ...]]:
         """As `encode_prompt`, and for each message where its tokens lie (see `message_places`)."""
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        for start, end, known in self._parts(prompt):
-            if known is not None:
-                ids += known
-                spans += [(start, end)] * len(known)
-                continue
-            text = _sound(prompt.text[start:end])
-            encoding = self._encoding(text)
-            ids += encoding.ids
-            if len(text) == end - start:
-                spans += [(start + first, start + last) for first, last in encoding.offsets]
-            else:  # surrogate pairs were joined: nothing lies where it lay
-                spans += [(start, end)] * len(encoding.ids)
+        for part in self._parts(prompt):
+            ids += part.ids
+            spans += token_spans(prompt.text, part.start, part.end, [self.token_bytes(i) for i in part.ids])
         return ids, message_places(prompt, spans)
 
-    def _encoding(self, text: str) -> Any:
-        return self._core.encode(text, add_special_tokens=False)
-
-    def _parts(self, prompt: RenderedPrompt) -> Iterator[tuple[int, int, tuple[int, ...] | None]]:
-        """(start, end, ids) of all parts of a prompt in order; ids are None for text that is to be encoded."""
+    def _parts(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
+        """The whole prompt: its pieces, and the text between them encoded."""
+        text = prompt.text
         done = 0
-        for piece in (*self._pieces(prompt), _Piece(len(prompt.text), len(prompt.text), ())):
-            if done < piece.start:
-                yield done, piece.start, None
-            yield piece.start, piece.end, piece.ids
+        for piece in self._pieces(prompt):
+            yield _Piece(done, piece.start, tuple(self.encode_content(text[done : piece.start])))
+            yield piece
             done = piece.end
+        yield _Piece(done, len(text), tuple(self.encode_content(text[done:])))
 
     def _pieces(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
         """In order, without overlap."""
@@ -181,9 +173,9 @@ class Tokenizer:
                     piece = _widened(prompt.text, max(done, match.start()), match.end(), token, done)
                     yield piece
                     done = piece.end
-            elif (index := prompt.message_of(origin)) is not None and start >= done:
+            elif (index := prompt.message_of(origin)) is not None:
                 message = prompt.messages[index]
-                ids = self._replay(message) if prompt.text[start:end] == message.content else None
+                ids = self._replay(message) if prompt.text[start:end] == message.content and start >= done else None
                 if ids is not None:
                     yield _Piece(start, end, ids)
                     done = end
@@ -216,13 +208,6 @@ class Tokenizer:
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """A new incremental decoder, whose deltas joined are `decode` of all."""
         return Detokenizer(self.token_bytes, self.special_ids if skip_special else ())
-
-
-def _sound(text: str) -> str:
-    """The text as it can be encoded: halves of a surrogate pair joined, lone ones U+FFFD. `ParameterError` if too long."""
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise ParameterError(f"a text may have {MAX_TEXT_CHARACTERS} characters, not {len(text)}")
-    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _parse(data: bytes) -> dict[str, Any]:
