@@ -81,7 +81,7 @@ class Intake:
     def sequence(self, request: Request, emit: Emit, clock: Callable[[], float]) -> Sequence:
         """A sequence for `request`. Raises `ParameterError`, `TemplateError`, `ContextLengthError`."""
         submitted = clock()
-        limit = self._window.limit(request.context_policy or self._policy)
+        limit = self._window.limit(self._policy_of(request))
         ids, places = self.prompt(request)
         if not ids:
             raise ParameterError("the prompt is empty", hint="give at least one token of text")
@@ -131,7 +131,7 @@ class Intake:
                 self._grammars.close()
 
     def prompt(self, request: Request) -> tuple[list[int], tuple[range, ...]]:
-        """The tokens that a request starts from, and where each of its messages lies among them.
+        """The tokens that a request starts from; and where each message lies among them, if the request may slide.
 
         Raises `ParameterError`, `TemplateError`.
         """
@@ -143,6 +143,8 @@ class Intake:
                 )
             messages = self._with_system(request.messages)
             rendered = self.template.render(messages, variables=self.manifest.template_kwargs)
+            if self._policy_of(request) != "slide":
+                return self.tokenizer.encode_prompt(rendered), ()
             ids, places = self.tokenizer.encode_conversation(rendered)
             return ids, places[len(messages) - len(request.messages) :]
         if request.text is not None:
@@ -154,6 +156,9 @@ class Intake:
         if any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise ParameterError(f"token ids must be whole numbers from 0 to {vocab - 1}")
         return ids, ()
+
+    def _policy_of(self, request: Request) -> str:
+        return request.context_policy or self._policy
 
     def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The conversation, opened by the model's own system prompt if it has none."""

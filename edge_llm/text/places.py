@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import itemgetter
 
 from edge_llm.text.prompt import RenderedPrompt
 
 
-def token_spans(text: str, start: int, tokens: Sequence[bytes]) -> list[tuple[int, int]]:
-    """(start, end) of the characters that each token holds a part of; `text` begins at character `start` of the prompt.
+def token_spans(text: str, start: int, end: int, tokens: Sequence[bytes]) -> list[tuple[int, int]]:
+    """(start, end) of the characters of which each token holds bytes; the tokens are those of text[start:end].
 
-    Where the tokens do not say exactly the text (a space that a tokenizer puts before it, half a surrogate pair), nobody
-    knows which lies where, and each gets the whole text.
+    Where they do not say just this text (a normaliser changed it, a byte has no token), each is taken to hold all of it.
     """
-    if b"".join(tokens) != text.encode("utf-8", "replace"):
-        return [(start, start + len(text))] * len(tokens)
-    first_bytes = [0, *accumulate(len(character.encode("utf-8", "replace")) for character in text)]
-    ends = list(accumulate(map(len, tokens)))
+    data = text[start:end].encode("utf-8", "replace")
+    said = b"".join(tokens)
+    added = said == b" " + data  # by the tokenizer, before a beginning
+    if said != data and not added:
+        return [(start, end)] * len(tokens)
+    characters = range(len(data) + 1) if data.isascii() else _characters_of_bytes(data)
+    ends = accumulate(map(len, tokens), initial=-int(added))
     return [
-        (start + bisect_right(first_bytes, end - len(token)) - 1, start + bisect_left(first_bytes, end))
-        for token, end in zip(tokens, ends, strict=True)
+        (start + characters[max(first, 0)], start + (characters[last - 1] + 1 if last > 0 else 0))
+        for first, last in pairwise(ends)
     ]
+
+
+def _characters_of_bytes(data: bytes) -> Sequence[int]:
+    """For each byte of UTF-8, and for the end, the index of the character that it belongs to."""
+    begun = accumulate(byte & 0xC0 != 0x80 for byte in data)  # a continuation byte is 10xxxxxx
+    characters = array("I", (count - 1 for count in begun))
+    characters.append(characters[-1] + 1)
+    return characters
 
 
 def message_places(prompt: RenderedPrompt, spans: Sequence[tuple[int, int]]) -> tuple[range, ...]:

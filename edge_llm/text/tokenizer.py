@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -131,26 +131,26 @@ class Tokenizer:
         An answer that carries its ids is replayed as it was sampled if they are of this tokenizer and give exactly the
         text in the prompt; else its text is encoded.
         """
-        return [token_id for _, _, ids in self._parts(prompt) for token_id in ids]
+        return [token_id for part in self._parts(prompt) for token_id in part.ids]
 
     def encode_conversation(self, prompt: RenderedPrompt) -> tuple[list[int], tuple[range, ...]]:
         """As `encode_prompt`, and for each message where its tokens lie (see `message_places`)."""
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        for start, end, part in self._parts(prompt):
-            ids += part
-            spans += token_spans(prompt.text[start:end], start, [self.token_bytes(i) for i in part])
+        for part in self._parts(prompt):
+            ids += part.ids
+            spans += token_spans(prompt.text, part.start, part.end, [self.token_bytes(i) for i in part.ids])
         return ids, message_places(prompt, spans)
 
-    def _parts(self, prompt: RenderedPrompt) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """(start, end, ids) of all parts of a prompt in order."""
+    def _parts(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
+        """The whole prompt: its pieces, and the text between them encoded."""
+        text = prompt.text
         done, begins = 0, True
-        for piece in (*self._pieces(prompt), _Piece(len(prompt.text), len(prompt.text), ())):
-            if done < piece.start:
-                yield done, piece.start, self.encode_content(prompt.text[done : piece.start], begins=begins)
-            yield piece.start, piece.end, piece.ids
-            done = piece.end
-            begins = self._control_ids.issuperset(piece.ids)  # not after an answer
+        for piece in self._pieces(prompt):
+            yield _Piece(done, piece.start, tuple(self.encode_content(text[done : piece.start], begins=begins)))
+            yield piece
+            done, begins = piece.end, self._control_ids.issuperset(piece.ids)  # not after an answer
+        yield _Piece(done, len(text), tuple(self.encode_content(text[done:], begins=begins)))
 
     def _pieces(self, prompt: RenderedPrompt) -> Iterable[_Piece]:
         """In order, without overlap."""
@@ -164,9 +164,9 @@ class Tokenizer:
                     piece = _widened(prompt.text, max(done, first), last, token, done)
                     yield piece
                     done = piece.end
-            elif (index := prompt.message_of(origin)) is not None and start >= done:
+            elif (index := prompt.message_of(origin)) is not None:
                 message = prompt.messages[index]
-                ids = self._replay(message) if prompt.text[start:end] == message.content else None
+                ids = self._replay(message) if prompt.text[start:end] == message.content and start >= done else None
                 if ids is not None:
                     yield _Piece(start, end, ids)
                     done = end

@@ -135,7 +135,7 @@ def test_places_are_those_of_the_caller_s_messages() -> None:
     """What the model's own system prompt adds in front counts for nobody."""
     messages = [Message.user("ab"), Message(Role.ASSISTANT, "c"), Message.user("d")]
     for prompt in (None, "Be brief."):
-        ids, places = intake(system_prompt=prompt).prompt(Request.chat(messages))
+        ids, places = intake(system_prompt=prompt).prompt(Request.chat(messages, context_policy="slide"))
         assert [tokenizer().decode(ids[place.start : place.stop]) for place in places] == ["ab", "c", "d"]
 
 

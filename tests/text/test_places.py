@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge_llm.messages import Message, Role, ToolCall
 from edge_llm.text.chat_template import ChatTemplate
-from edge_llm.text.places import message_places
+from edge_llm.text.places import message_places, token_spans
 from edge_llm.text.prompt import RenderedPrompt, origin_of_message
 from tests.text.tiny import tiny_tokenizer
 
@@ -87,3 +87,22 @@ def test_more_messages_than_origins_are_content_of_nobody() -> None:
     assert origin_of_message(10**7) == "\0"
     prompt = RenderedPrompt("ab", origin_of_message(0) + origin_of_message(10**7), (Message.user("a"),))
     assert message_places(prompt, [(0, 1), (1, 2)]) == (range(1),)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spans"),
+    [
+        ([b"a", "é".encode(), b"bc"], [(3, 4), (4, 5), (5, 7)]),
+        ([b"a\xc3", b"\xa9b", b"", b"c"], [(3, 5), (4, 6), (6, 6), (6, 7)]),
+        ([b" a", b"\xc3", b"\xa9bc"], [(3, 4), (4, 5), (4, 7)]),
+        ([b" ", "aébc".encode()], [(3, 3), (3, 7)]),
+        ([b"a", "e\u0301".encode(), b"bc"], [(3, 7)] * 3),
+        ([b"abc"], [(3, 7)]),
+    ],
+    ids=["whole", "halves", "a space before", "only a space", "normalised", "without token"],
+)
+def test_spans_are_the_characters_that_a_token_holds_bytes_of(
+    tokens: list[bytes], spans: list[tuple[int, int]]
+) -> None:
+    """A character in two tokens lies in both; where tokens say something else than the text, all are everywhere."""
+    assert token_spans("xyzaébcx", 3, 7, tokens) == spans
