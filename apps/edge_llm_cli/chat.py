@@ -65,7 +65,7 @@ class Conversation:
     def _start(self, system: str | None) -> None:
         self._system = system
         self._messages = [] if system is None else [Message.system(system)]
-        self._told: str | None = None
+        self._told: list[int] | None = None
 
     def loop(self) -> None:
         """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on."""
@@ -121,20 +121,16 @@ class Conversation:
         """One line when something else has fallen out of the context than was said before."""
         if not finished.forgotten_tokens:
             return
-        turns = _forgotten_turns(messages, finished.forgotten)
-        text = f"the conversation is longer than the context of {self._engine.context} tokens"
-        if turns:
-            numbers = f"turn {turns[0]}" if len(turns) == 1 else f"turns {turns[0]} to {turns[-1]}"
-            text = f"the model no longer sees {numbers}"
-        if text != self._told:
-            console.dim_note(text)
-        self._told = text
-
-
-def _forgotten_turns(messages: Sequence[Message], forgotten: Sequence[int]) -> list[int]:
-    """Numbers, from 1, of the turns of which neither question nor answer is seen any more."""
-    questions = [index for index, message in enumerate(messages) if message.role is Role.USER]
-    return [turn for turn, index in enumerate(questions, 1) if index in forgotten and index + 1 in forgotten]
+        questions = [index for index, message in enumerate(messages) if message.role is Role.USER]
+        gone = [turn for turn, index in enumerate(questions, 1) if {index, index + 1} <= set(finished.forgotten)]
+        if gone == self._told:
+            return
+        self._told = gone
+        if gone:
+            numbers = f"turn {gone[0]}" if len(gone) == 1 else f"turns {gone[0]} to {gone[-1]}"
+            console.dim_note(f"the model no longer sees {numbers} of {len(questions)}")
+        else:
+            console.dim_note(f"the conversation is longer than the context of {self._engine.context} tokens")
 
 
 def _typed_line() -> str:

@@ -71,8 +71,8 @@ def test_turns_that_fell_out_are_told_once_each_time_it_changes(invoke, engine) 
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "the conversation is longer than the context of 64 tokens",
-        "the model no longer sees turn 1",
-        "the model no longer sees turns 1 to 2",
+        "the model no longer sees turn 1 of 4",
+        "the model no longer sees turns 1 to 2 of 6",
     ]
 
 

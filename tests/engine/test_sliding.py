@@ -15,7 +15,9 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import ContextLengthError
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import FinishReason, Message, TokenInfo
+from edge_llm.model.manifest import TOKENIZER_NAME
 from edge_llm.sampling.params import SamplingParams
+from edge_llm.text.tokenizer import Tokenizer
 from tests.conftest import export
 from tools.tiny_model import write_tiny_gguf
 
@@ -150,3 +152,25 @@ def test_a_chat_goes_on_and_names_what_it_forgot(engine: Engine) -> None:
     assert all(set(before) <= set(after) for before, after in pairwise(forgotten))
     assert 0 not in forgotten[-1]
     assert len(forgotten[-1]) > 5
+
+
+@pytest.mark.real_model
+def test_the_real_model_slides(smollm2_folder: Path, kernels: KernelLibrary) -> None:
+    """As above, with text that means something: an answer through three windows beside others, and fresh runs of it."""
+    text = (Path(__file__).parents[2] / "tools/eval/english.txt").read_text(encoding="utf-8")
+    ids = tuple(Tokenizer.from_file(smollm2_folder / TOKENIZER_NAME).encode_raw(text[:700]))
+    with load(smollm2_folder, max_chunk=128) as engine:
+        short = engine.chat(
+            [Message.user("What is the capital of France?")], SamplingParams(max_tokens=8, temperature=0)
+        )
+        long = engine.complete(text[:2000], SamplingParams(max_tokens=4, temperature=0), context_policy="slide")
+        handle = submit(engine, ids, 3 * (CONTEXT - SINKS), temperature=1.0, seed=3)
+        told = reports(handle)
+        assert short.text().strip()
+        assert short.finished.forgotten_tokens == 0
+        assert long.text().strip()
+        assert long.finished.forgotten_tokens > 250
+        ids += handle.finished.token_ids
+        for length in (len(ids) - 1, len(ids) - 77):
+            fresh = reports(submit(engine, ids[:length], 1))
+            assert fresh[0].alternatives == told[length - len(ids)].alternatives
