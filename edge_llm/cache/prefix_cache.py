@@ -21,6 +21,7 @@ from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.snapshot import Snapshot
 
 IDLE_CONTEXTS = 2
+"""full contexts of rows that idle conversations may keep together"""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class PrefixCache:
     """Gives out the slots of a KVCache. One thread at a time.
 
     Conversations meet only within a `namespace`; one without (None) neither takes nor leaves rows. Idle ones keep at most
-    as many rows together as IDLE_CONTEXTS full contexts: the least recently used are given back first.
+    as many rows together as IDLE_CONTEXTS allows: the least recently used are given back first.
     """
 
     def __init__(self, kv: KVCache, store: BlockStore | None = None) -> None:
@@ -117,6 +118,7 @@ class PrefixCache:
             self._give_back(tenant)
             return
         if self._store is not None:
+            self.committed(slot)  # what the store had no room for before
             self._write_end(tenant, self._store)
         tenant.idle = True
         self._touch(tenant)

@@ -306,3 +306,17 @@ def test_a_store_of_another_fingerprint_finds_nothing(tmp_path: Path) -> None:
     other = PrefixStore(tmp_path / "p", BlockFormat("other", kv.snapshot_shapes(1)), budget=1 << 24)
     assert speak(PrefixCache(kv, other), kv, ids) == 0
     assert other.counts.damaged == 0
+
+
+def test_what_the_store_had_no_room_for_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes, kv = with_store(tmp_path / "p")
+    ids = list(range(150))
+    placed = prefixes.acquire(ids, "")
+    assert placed is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixStore, "has_room", False)
+        append(kv, placed.slot, ids[:-1])
+        prefixes.committed(placed.slot)
+    prefixes.release(placed.slot, keep=True)
+    prefixes.close()
+    assert speak(*with_store(tmp_path / "p"), [*ids, 5]) == 149
