@@ -71,7 +71,7 @@ def bench(
     from edge_llm.install.importer import resolve
 
     room = max(test.depth + test.tokens for test in tests)
-    config = load_config(threads=threads, kv_type=kv_dtype, context=room, slots=1)
+    config = load_config(threads=threads, kv_type=kv_dtype, context=room, slots=1, prefix_cache="off")
     results = []
     with ProgressDisplay() as progress:
         core = open_engine(resolve(model, progress), config, progress.kernels)
