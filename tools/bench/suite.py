@@ -192,4 +192,4 @@ def _limits(results: Sequence[CellResult], cost: ModelCost) -> dict[str, float]:
 def _summary(result: CellResult, threads: int) -> str:
     figures = [f"{name} {figure.median:.4g}" for name in result.values if (figure := result.figure(name)) is not None]
     failed = [f"{name} failed" for name in result.failures]
-    return f"{result.cell.section} {result.cell.label}, {threads} threads: " + ", ".join([*figures, *failed])
+    return f"{result.cell.section} {result.cell.label}, -t {threads}: " + ", ".join([*figures, *failed])
