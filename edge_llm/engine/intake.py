@@ -66,7 +66,7 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=SampledDecoder(self._sampler.sequence(params, ids)),
+            decoder=SampledDecoder(self._sampler.sequence(params, ids, self.tokenizer.token_bytes)),
             stream=TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens),
             emit=emit,
             submitted=submitted,
