@@ -104,7 +104,7 @@ class Intake:
         )
 
     def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
-        sampler = self._sampler.sequence(params, ids)
+        sampler = self._sampler.sequence(params, ids, self.tokenizer.token_bytes)
         if request.response_format is not None:
             return GrammarDecoder(sampler, self._compiler().matcher(request.response_format))
         return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)

@@ -277,33 +277,58 @@ class SampleCall(IntEnum):
     MASK = 8
     """int32 [(vocab + 31) / 32], bit i % 32 of word i / 32 set where token i is allowed; 0: all are"""
     REPETITION = 9
-    """float64 bits, as the next five"""
+    """float64 bits, as PRESENCE and FREQUENCY"""
     PRESENCE = 10
     FREQUENCY = 11
-    TEMPERATURE = 12
-    TOP_P = 13
-    MIN_P = 14
-    TOP_K = 15
-    SEED = 16
+    DRY_TOKENS = 12
+    """int32 [dry_window]: the last tokens of prompt and answer in order; -1 for one that holds a sequence breaker"""
+    DRY_DISTANCES = 13
+    """int32 [dry_window]: how many tokens before it the same token stood last; 0: nowhere, or before the window"""
+    DRY_LENGTHS = 14
+    """int32 [dry_window], scratch of this call alone while it runs"""
+    DRY_WINDOW = 15
+    """0 when DRY is off"""
+    DRY_LIMIT = 16
+    """how many tokens came after the last sequence breaker"""
+    DRY_ALLOWED = 17
+    """shortest repeat that is penalised, at least 1"""
+    DRY_MULTIPLIER = 18
+    """float64 bits, as all down to MIROSTAT_MU but TOP_K and MIROSTAT"""
+    DRY_BASE = 19
+    TOP_N_SIGMA = 20
+    """0: off"""
+    TEMPERATURE = 21
+    TOP_K = 22
+    TYPICAL_P = 23
+    TOP_P = 24
+    MIN_P = 25
+    XTC_PROBABILITY = 26
+    XTC_THRESHOLD = 27
+    MIROSTAT = 28
+    """1: mirostat with MIROSTAT_MU instead of all from TOP_K to XTC_THRESHOLD"""
+    MIROSTAT_MU = 29
+    SEED = 30
     """uint64 bits, as COUNTER"""
-    COUNTER = 17
-    LOGPROBS = 18
+    COUNTER = 31
+    LOGPROBS = 32
     """1: fill MAXIMUM, TOTAL and the alternatives"""
-    ALTERNATIVES = 19
+    ALTERNATIVES = 33
     """how many most probable tokens to list"""
-    ALTERNATIVE_IDS = 20
+    ALTERNATIVE_IDS = 34
     """int32 [alternatives], set: ids by falling raw logit, then rising id"""
-    SCRATCH = 21
+    SCRATCH = 35
     """scratch of SCRATCH_BYTES >= sample_scratch_bytes(vocab), of this call alone while it runs"""
-    SCRATCH_BYTES = 22
-    TOKEN = 23
+    SCRATCH_BYTES = 36
+    TOKEN = 37
     """set: the chosen id"""
-    MAXIMUM = 24
+    MAXIMUM = 38
     """set, float64 bits: the largest raw logit"""
-    TOTAL = 25
+    TOTAL = 39
     """set, float64 bits: sum of exp(raw logit - MAXIMUM); log-softmax is logit - MAXIMUM - log(TOTAL)"""
-    LISTED = 26
+    LISTED = 40
     """set: alternatives found; a raw logit of minus infinity is not listed"""
+    SURPRISE = 41
+    """set by mirostat, float64 bits: -log2 of the chosen token's probability before it cut any"""
 
 
 class SampleStatus(IntEnum):
@@ -320,6 +345,8 @@ class SampleStatus(IntEnum):
 
 MAX_VOCAB = 1 << 20
 """most tokens that `sample_row` takes: its sums of weights stay exact up to here"""
+MAX_DRY_WINDOW = 1 << 17
+"""most tokens that DRY looks back"""
 SAMPLE_BLOCK = 64
 """tokens whose largest logit is noted on the first look at a row"""
 

@@ -40,7 +40,12 @@ def philox(
 
 
 @numba.njit(error_model="numpy")
-def uniform(seed: np.uint64, counter: np.uint64) -> float:
-    """A float64 in [0, 1), a multiple of 2**-53, for `seed` and `counter` (both uint64)."""
-    high, low, _, _ = philox(counter & _LOW, counter >> _HALF, np.uint64(0), np.uint64(0), seed & _LOW, seed >> _HALF)
+def _fraction(high: np.uint64, low: np.uint64) -> float:
     return float(((high << _HALF) | low) >> np.uint64(11)) * 2.0**-53
+
+
+@numba.njit(error_model="numpy")
+def uniforms(seed: np.uint64, counter: np.uint64) -> tuple[float, float]:
+    """Two independent float64 in [0, 1), multiples of 2**-53, for `seed` and `counter` (both uint64)."""
+    a, b, c, d = philox(counter & _LOW, counter >> _HALF, np.uint64(0), np.uint64(0), seed & _LOW, seed >> _HALF)
+    return _fraction(a, b), _fraction(c, d)

@@ -58,6 +58,17 @@ def first_of(bits: Any, n: int, maxima: Any, key: int) -> int:
 
 
 @jit
+def lowest_above(bits: Any, n: int, threshold: int) -> Any:
+    """Lowest key of `bits` [n] above `threshold`; there must be one."""
+    floor = np.int32(threshold)
+    lowest = np.int32(INFINITY_KEY)
+    for i in range(n):
+        key = key_of(bits[i])
+        lowest = min(lowest, key if key > floor else np.int32(INFINITY_KEY))
+    return np.int64(lowest)
+
+
+@jit
 def count_from(bits: Any, n: int, threshold: int) -> Any:
     """How many of `bits` [n] have a key at or above `threshold`."""
     least = np.int32(threshold)
@@ -68,7 +79,8 @@ def count_from(bits: Any, n: int, threshold: int) -> Any:
 
 
 @jit_any_order
-def _block_mass(weights: Any, start: int, stop: int, least: np.float32) -> float:
+def block_mass(weights: Any, start: int, stop: int, least: np.float32) -> float:
+    """Sum of those whole `weights` [start, stop) that are at least `least`."""
     mass = 0.0
     for i in range(np.uint64(start), np.uint64(stop)):
         mass += np.float64(weights[i]) if weights[i] >= least else 0.0
@@ -82,7 +94,7 @@ def mass_from(weights: Any, n: int, maxima: Any, threshold: int) -> Any:
     mass = 0.0
     for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
         if maxima[block] >= threshold:
-            mass += _block_mass(weights, block * SAMPLE_BLOCK, min(n, (block + 1) * SAMPLE_BLOCK), least)
+            mass += block_mass(weights, block * SAMPLE_BLOCK, min(n, (block + 1) * SAMPLE_BLOCK), least)
     return np.int64(mass)
 
 
@@ -93,14 +105,28 @@ def gather(bits: Any, n: int, maxima: Any, low: int, high: int, band: Any, ids: 
     `band` may be `bits` itself.
     """
     found = np.uint64(0)
+    first, width = np.int32(low), np.uint32(high - low)
     for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
         if key_of(maxima[block]) >= low:
             for i in range(np.uint64(block * SAMPLE_BLOCK), np.uint64(min(n, (block + 1) * SAMPLE_BLOCK))):
-                key = key_of(bits[i])
                 ids[found] = i  # always written, counted if wanted: no branch to guess wrong
-                found += np.uint64((key >= low) & (key < high))
+                found += np.uint64(np.uint32(np.int32(key_of(bits[i]) - first)) < width)
     for j in range(found):
         band[j] = bits[ids[j]]
+    return np.int64(found)
+
+
+@jit
+def gather_weights(bits: Any, n: int, maxima: Any, low: int, high: int, band: Any) -> Any:
+    """`gather` without indices, for numbers that are not negative."""
+    found = np.uint64(0)
+    first, width = np.int32(low), np.uint32(high - low)
+    for block in range((n + SAMPLE_BLOCK - 1) // SAMPLE_BLOCK):
+        if maxima[block] >= low:
+            for i in range(np.uint64(block * SAMPLE_BLOCK), np.uint64(min(n, (block + 1) * SAMPLE_BLOCK))):
+                weight = bits[i]
+                band[found] = weight
+                found += np.uint64(np.uint32(np.int32(weight - first)) < width)
     return np.int64(found)
 
 

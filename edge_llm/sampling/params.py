@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from edge_llm.errors import ParameterError
+from edge_llm.kernels.layout import MAX_DRY_WINDOW
 
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+MAX_DRY_BREAKERS = 32
+MAX_DRY_BREAKER_BYTES = 64
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
@@ -21,6 +24,14 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         raise ParameterError(f"{name} must be a finite number, not {value!r}")
     if not low <= value <= high:
         raise ParameterError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+
+
+def _texts(name: str, value: object, most: int, most_bytes: int) -> None:
+    if not isinstance(value, tuple) or len(value) > most:
+        raise ParameterError(f"{name} must be a tuple of at most {most} texts")
+    for text in value:
+        if not isinstance(text, str) or not 0 < len(text.encode("utf-8", "surrogatepass")) <= most_bytes:
+            raise ParameterError(f"each text of {name} must have 1 to {most_bytes} bytes")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
@@ -34,8 +45,8 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 class SamplingParams:
     """How tokens are chosen and when to stop. `None` means: what the model's manifest recommends, else the neutral value.
 
-    The order in which they act is fixed (docs/sampling.md): logit bias -> repetition, presence and frequency penalties ->
-    temperature -> top-k -> top-p -> min-p -> draw.
+    The order in which they act is fixed (docs/sampling.md): logit bias -> repetition, presence and frequency penalties, DRY
+    -> top-n-sigma -> temperature -> top-k -> typical -> top-p -> min-p -> XTC -> draw. Mirostat replaces top-k to XTC.
 
     Raises `ParameterError` for a value of the wrong type or out of range.
     """
@@ -56,6 +67,28 @@ class SamplingParams:
     """subtracted from the logit of each token already generated"""
     frequency_penalty: float = 0.0
     """subtracted once for each time the token was generated"""
+    dry_multiplier: float = 0.0
+    """DRY: subtracted from the logit of a token that would lengthen a repeat, times dry_base for each token beyond
+    dry_allowed_length; 0 is off"""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    """longest sequence, in tokens, that may be repeated without penalty"""
+    dry_penalty_last_n: int = 8192
+    """how many of the last tokens of prompt and answer are searched for repeats"""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """texts that no repeat goes across"""
+    top_n_sigma: float = 0.0
+    """drop tokens whose logit lies more than n standard deviations below the largest; 0 is off"""
+    typical_p: float = 1.0
+    """keep the tokens whose surprise is nearest to the expected one, until their probability reaches p; 1 is off"""
+    xtc_probability: float = 0.0
+    """chance, at each token, that the most probable ones are left out; 0 is off"""
+    xtc_threshold: float = 0.1
+    """which ones: all from this probability on but the least probable of them"""
+    mirostat_tau: float = 0.0
+    """surprise in bits that mirostat steers the tokens to; 0 is off"""
+    mirostat_eta: float = 0.1
+    """how fast it does"""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """added to the logits of these ids; -100 and below bans the token"""
     seed: int | None = None
@@ -82,16 +115,26 @@ class SamplingParams:
                 _number(name, getattr(self, name), low, high)
         if self.top_k is not None:
             _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, low, high in (
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("dry_multiplier", 0.0, 100.0),
+            ("dry_base", 1.0, 10.0),
+            ("top_n_sigma", 0.0, 100.0),
+            ("typical_p", 0.0, 1.0),
+            ("xtc_probability", 0.0, 1.0),
+            ("xtc_threshold", 0.0, 1.0),
+            ("mirostat_tau", 0.0, 20.0),
+            ("mirostat_eta", 0.0, 1.0),
+        ):
+            _number(name, getattr(self, name), low, high)
+        _integer("dry_allowed_length", self.dry_allowed_length, 1, MAX_DRY_WINDOW)
+        _integer("dry_penalty_last_n", self.dry_penalty_last_n, 1, MAX_DRY_WINDOW)
+        _texts("dry_sequence_breakers", self.dry_sequence_breakers, MAX_DRY_BREAKERS, MAX_DRY_BREAKER_BYTES)
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED)
         _integer("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
-        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOPS:
-            raise ParameterError(f"stop must be a tuple of at most {MAX_STOPS} texts")
-        for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
-                raise ParameterError(f"each stop must be a text of 1 to {MAX_STOP_BYTES} bytes")
+        _texts("stop", self.stop, MAX_STOPS, MAX_STOP_BYTES)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise ParameterError(f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens, not {len(self.logit_bias)}")
         for token_id, bias in self.logit_bias.items():

@@ -14,6 +14,8 @@ import numpy as np
 
 from edge_llm.errors import GenerationError, ParameterError, RuntimeFailure, UnsupportedModelError
 from edge_llm.kernels.layout import CALL_FIELDS, MAX_VOCAB, SampleCall, SampleStatus, sample_scratch_bytes
+from edge_llm.sampling.dry import DryWindow, TokenBytes
+from edge_llm.sampling.history import SeenTokens
 from edge_llm.sampling.params import SamplingParams
 
 _SEED_BITS = 53  # a drawn seed survives readers of JSON that know only floats
@@ -53,12 +55,14 @@ class Sampler:
         self._scratch = np.empty(sample_scratch_bytes(vocab), np.uint8)
         self._lock = threading.Lock()  # calls share the scratch
 
-    def sequence(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> SequenceSampler:
-        """What chooses the tokens of one request whose prompt is `prompt_ids`.
+    def sequence(
+        self, params: SamplingParams, prompt_ids: Sequence[int] = (), token_bytes: TokenBytes | None = None
+    ) -> SequenceSampler:
+        """What chooses the tokens of one request whose prompt is `prompt_ids`; DRY finds breakers by `token_bytes`.
 
         Raises `ParameterError` if logit_bias names a token that the vocabulary does not have.
         """
-        return SequenceSampler(self, params, prompt_ids)
+        return SequenceSampler(self, params, prompt_ids, token_bytes)
 
     def prepare(self, record: np.ndarray) -> None:
         """Fill in the fields of a SampleCall record that are the same for every request."""
@@ -75,19 +79,37 @@ class Sampler:
 class SequenceSampler:
     """Chooses the tokens of one request. Sampling changes nothing: only `observe` adds to the history.
 
+    What a token depends on besides its row and index is the history and, with mirostat, mu; `copy` keeps both.
     `params` is complete: what was unset is neutral, and `params.seed` is the seed in use. Used by one thread.
     """
 
-    def __init__(self, sampler: Sampler, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        token_bytes: TokenBytes | None = None,
+    ) -> None:
         if params.seed is None:
             params = params.with_options(seed=secrets.randbits(_SEED_BITS))
         self.params = params = params.with_defaults({})
         self._sampler = sampler
-        self._history: _History | None = None
+        self._token_bytes = token_bytes
+        self._seen: SeenTokens | None = None
         if params.repetition_penalty != 1.0:
-            self._history = _History(prompt_ids)
+            self._seen = SeenTokens(prompt_ids)
         elif params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-            self._history = _History(())  # these do not look at the prompt
+            self._seen = SeenTokens(())  # these do not look at the prompt
+        self._dry: DryWindow | None = None
+        if params.dry_multiplier > 0.0:
+            breakers = [text.encode("utf-8", "replace") for text in params.dry_sequence_breakers]
+            if breakers and token_bytes is None:
+                raise ParameterError("dry_sequence_breakers need the tokenizer: pass its token_bytes")
+            size = params.dry_penalty_last_n
+            self._dry = DryWindow(size, breakers, token_bytes or (lambda _: b""), prompt_ids)
+        self._mu = 2.0 * params.mirostat_tau
+        self._drawn: tuple[int, float] | None = None
+        """the last token sampled, and the mu after it"""
         self._bias_ids = np.array(list(params.logit_bias), np.int32)
         self._bias_values = np.array(list(params.logit_bias.values()), np.float64)
         if self._bias_ids.size and self._bias_ids.max() >= sampler.vocab:
@@ -111,13 +133,37 @@ class SequenceSampler:
         record[SampleCall.ALTERNATIVES] = self._alternatives.size
         record[SampleCall.ALTERNATIVE_IDS] = self._alternatives.ctypes.data
         record[SampleCall.TOP_K] = params.top_k or 0
+        record[SampleCall.MIROSTAT] = params.mirostat_tau > 0.0
+        record[SampleCall.DRY_ALLOWED] = params.dry_allowed_length
         record.view(np.uint64)[SampleCall.SEED] = self.seed
         reals[SampleCall.REPETITION] = params.repetition_penalty
         reals[SampleCall.PRESENCE] = params.presence_penalty
         reals[SampleCall.FREQUENCY] = params.frequency_penalty
+        reals[SampleCall.DRY_MULTIPLIER] = params.dry_multiplier
+        reals[SampleCall.DRY_BASE] = params.dry_base
+        reals[SampleCall.TOP_N_SIGMA] = params.top_n_sigma
         reals[SampleCall.TEMPERATURE] = params.temperature
+        reals[SampleCall.TYPICAL_P] = params.typical_p
         reals[SampleCall.TOP_P] = params.top_p
         reals[SampleCall.MIN_P] = params.min_p
+        reals[SampleCall.XTC_PROBABILITY] = params.xtc_probability
+        reals[SampleCall.XTC_THRESHOLD] = params.xtc_threshold
+        self._fill_state()
+
+    def _fill_state(self) -> None:
+        """Fill in what changes with each token of the answer."""
+        record = self._record
+        if self._seen is not None:
+            record[SampleCall.HISTORY] = self._seen.size
+            record[SampleCall.HISTORY_IDS], record[SampleCall.HISTORY_COUNTS] = self._seen.addresses
+        if self._dry is not None:
+            tokens, distances, lengths = self._dry.addresses
+            record[SampleCall.DRY_TOKENS] = tokens
+            record[SampleCall.DRY_DISTANCES] = distances
+            record[SampleCall.DRY_LENGTHS] = lengths
+            record[SampleCall.DRY_WINDOW] = self._dry.window
+            record[SampleCall.DRY_LIMIT] = self._dry.limit
+        self._reals[SampleCall.MIROSTAT_MU] = self._mu
 
     @property
     def seed(self) -> int:
@@ -137,14 +183,13 @@ class SequenceSampler:
         record[SampleCall.LOGITS] = _address(logits_row, np.float32, vocab, "logits")
         record[SampleCall.COUNTER] = token_index
         record[SampleCall.MASK] = 0 if mask is None else _address(mask, np.int32, (vocab + 31) // 32, "mask")
-        if self._history is not None:
-            record[SampleCall.HISTORY] = self._history.size
-            record[SampleCall.HISTORY_IDS] = _pointer(self._history.ids)
-            record[SampleCall.HISTORY_COUNTS] = _pointer(self._history.counts)
         status = self._sampler.run(self._record_address)
         if status != SampleStatus.OK:
             raise _failure(status)
         token_id = int(record[SampleCall.TOKEN])
+        if record[SampleCall.MIROSTAT] and self.params.temperature:
+            error = float(self._reals[SampleCall.SURPRISE]) - self.params.mirostat_tau
+            self._drawn = (token_id, self._mu - self.params.mirostat_eta * error)
         if not self._reports:
             return Sampled(token_id)
         maximum, log_total = float(self._reals[SampleCall.MAXIMUM]), math.log(self._reals[SampleCall.TOTAL])
@@ -156,40 +201,23 @@ class SequenceSampler:
         return Sampled(token_id, logprob(token_id), tuple((token, logprob(token)) for token in listed))
 
     def observe(self, token_id: int) -> None:
-        """Note that `token_id` is now part of the answer."""
-        if self._history is not None:
-            self._history.observe(token_id)
+        """Note that `token_id` is now part of the answer. Mirostat learns from it if it was the last one sampled."""
+        if self._seen is not None:
+            self._seen.observe(token_id)
+        if self._dry is not None:
+            self._dry.observe(token_id)
+        if self._drawn is not None and self._drawn[0] == token_id:
+            self._mu = self._drawn[1]
+        self._drawn = None
+        self._fill_state()
 
     def copy(self) -> SequenceSampler:
         """An independent one with the same parameters, seed and history: for a fork of the conversation."""
-        twin = SequenceSampler(self._sampler, self.params)
-        twin._history = self._history.copy() if self._history else None
-        return twin
-
-
-class _History:
-    """The distinct tokens of prompt and answer as the kernel reads them: a row each, grown by doubling."""
-
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
-        self.ids = np.unique(np.asarray(prompt_ids, np.int32))
-        self.counts = np.zeros_like(self.ids)
-        self._rows = {token_id: row for row, token_id in enumerate(self.ids.tolist())}
-
-    @property
-    def size(self) -> int:
-        return len(self._rows)
-
-    def observe(self, token_id: int) -> None:
-        row = self._rows.setdefault(token_id, self.size)
-        if row == self.ids.size:
-            more = np.zeros(max(64, row), np.int32)
-            self.ids, self.counts = np.concatenate([self.ids, more]), np.concatenate([self.counts, more])
-        self.ids[row] = token_id
-        self.counts[row] += 1
-
-    def copy(self) -> _History:
-        twin = _History(())
-        twin.ids, twin.counts, twin._rows = self.ids.copy(), self.counts.copy(), dict(self._rows)
+        twin = SequenceSampler(self._sampler, self.params, (), self._token_bytes)
+        twin._seen = self._seen.copy() if self._seen else None
+        twin._dry = self._dry.copy() if self._dry else None
+        twin._mu, twin._drawn = self._mu, self._drawn
+        twin._fill_state()
         return twin
 
 

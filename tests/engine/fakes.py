@@ -190,7 +190,9 @@ class FakeSession:
 class FakeSampler:
     """Temperature and log-probabilities only; draw k of a request depends on its seed and k alone."""
 
-    def sequence(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> FakeSequenceSampler:
+    def sequence(
+        self, params: SamplingParams, prompt_ids: Sequence[int] = (), token_bytes: object = None
+    ) -> FakeSequenceSampler:
         return FakeSequenceSampler(params)
 
 

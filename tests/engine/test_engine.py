@@ -74,7 +74,13 @@ def answers(engine: Engine, params: SamplingParams) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(max_tokens=24, temperature=0), SamplingParams(max_tokens=24, seed=3)]
+    "params",
+    [
+        SamplingParams(max_tokens=24, temperature=0),
+        SamplingParams(max_tokens=24, seed=3),
+        SamplingParams(max_tokens=24, seed=3, dry_multiplier=0.8, top_n_sigma=2.0, typical_p=0.9, xtc_probability=0.5),
+        SamplingParams(max_tokens=24, seed=3, dry_multiplier=0.8, mirostat_tau=4.0),
+    ],
 )
 def test_answers_are_the_same_alone_and_together(engine: Engine, params: SamplingParams) -> None:
     """B15, with real kernels: chunks, rows and neighbours change no token."""

@@ -7,7 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.kernels.layout import CALL_FIELDS, SampleCall, SampleStatus, sample_scratch_bytes
+from edge_llm.kernels.weights import log2
+from edge_llm.sampling.dry import DryWindow
 from edge_llm.sampling.params import SamplingParams
 from tests.reference import sampling as truth
 
 ROOT = Path(__file__).parents[2]
+DRY_FIELDS = (SampleCall.DRY_TOKENS, SampleCall.DRY_DISTANCES, SampleCall.DRY_LENGTHS)
 NEUTRAL = SamplingParams(seed=0).with_defaults({})
 ADVERSARIAL = [
     0.0,
@@ -52,6 +55,8 @@ class Call:
         generated: Sequence[int] = (),
         allowed: np.ndarray | None = None,
         counter: int = 0,
+        breakers: Collection[int] = (),
+        mu: float = 0.0,
         scratch: np.ndarray | None = None,
     ) -> None:
         vocab = len(logits)
@@ -66,6 +71,9 @@ class Call:
         self.bias_values = np.array(list(params.logit_bias.values()), np.float64)
         self.mask = np.zeros(0, np.int32) if allowed is None else truth.mask_words(allowed)
         self.alternatives = np.zeros(min(params.top_logprobs, vocab), np.int32)
+        said = [*prompt, *generated]
+        dry = DryWindow(params.dry_penalty_last_n, [b"!"], lambda token: b"!" if token in breakers else b"", said)
+        self.dry_rows = dry.rows if params.dry_multiplier else np.zeros((3, 0), np.int32)
         rubbish = np.random.default_rng(1).integers(0, 256, sample_scratch_bytes(vocab), np.uint8)
         self.scratch = rubbish if scratch is None else scratch
         for field, array in (
@@ -76,8 +84,13 @@ class Call:
             (SampleCall.BIAS_VALUES, self.bias_values),
             (SampleCall.ALTERNATIVE_IDS, self.alternatives),
             (SampleCall.SCRATCH, self.scratch),
+            *zip(DRY_FIELDS, self.dry_rows, strict=True),
         ):
             self.record[field] = array.ctypes.data
+        self.record[SampleCall.DRY_WINDOW] = self.dry_rows.shape[1]
+        self.record[SampleCall.DRY_LIMIT] = dry.limit
+        self.record[SampleCall.DRY_ALLOWED] = params.dry_allowed_length
+        self.record[SampleCall.MIROSTAT] = params.mirostat_tau > 0
         self.record[SampleCall.MASK] = 0 if allowed is None else self.mask.ctypes.data
         self.record[SampleCall.VOCAB] = vocab
         self.record[SampleCall.HISTORY] = len(self.history_ids)
@@ -91,9 +104,16 @@ class Call:
         self.reals[SampleCall.REPETITION] = params.repetition_penalty
         self.reals[SampleCall.PRESENCE] = params.presence_penalty
         self.reals[SampleCall.FREQUENCY] = params.frequency_penalty
+        self.reals[SampleCall.DRY_MULTIPLIER] = params.dry_multiplier
+        self.reals[SampleCall.DRY_BASE] = params.dry_base
+        self.reals[SampleCall.TOP_N_SIGMA] = params.top_n_sigma
         self.reals[SampleCall.TEMPERATURE] = params.temperature
+        self.reals[SampleCall.TYPICAL_P] = params.typical_p
         self.reals[SampleCall.TOP_P] = params.top_p
         self.reals[SampleCall.MIN_P] = params.min_p
+        self.reals[SampleCall.XTC_PROBABILITY] = params.xtc_probability
+        self.reals[SampleCall.XTC_THRESHOLD] = params.xtc_threshold
+        self.reals[SampleCall.MIROSTAT_MU] = mu
 
     def status(self) -> SampleStatus:
         """Run the compiled entry."""
@@ -102,18 +122,34 @@ class Call:
 
     def body_status(self) -> SampleStatus:
         """Run the kernel's body over the arrays (interpreted, where numba is told not to compile)."""
-        from edge_llm.kernels.sampling import Scratch, sample
+        from edge_llm.kernels.sampling import sample
+        from edge_llm.kernels.truncation import Scratch
 
         vocab = len(self.logits)
-        blocks = -(-vocab // 64)
-        a, b, c = (np.full(vocab, np.nan, np.float32) for _ in range(3))
-        ids, more_ids = np.full(vocab, -1, np.int32), np.full(vocab, -1, np.int32)
-        maxima, more_maxima = np.full(blocks, -1, np.int32), np.full(blocks, -1, np.int32)
-        views = (a, a.view(np.int32), b, b.view(np.int32), c.view(np.int32), c)
-        scratch = Scratch(*views, ids, more_ids, maxima, more_maxima)
-        logits, bits = self.logits, self.logits.view(np.int32)
-        history, biases = (self.history_ids, self.history_counts), (self.bias_ids, self.bias_values)
-        result = sample(self.record, self.reals, logits, bits, *history, *biases, self.mask, self.alternatives, scratch)
+        floats = {name: np.full(vocab, np.nan, np.float32) for name in ("values", "weights", "band", "band_ids")}
+        scratch = Scratch(
+            floats["values"],
+            floats["values"].view(np.int32),
+            floats["weights"],
+            floats["weights"].view(np.int32),
+            floats["band"],
+            floats["band"].view(np.int32),
+            floats["band_ids"],
+            floats["band_ids"].view(np.int32),
+            *(np.full(size, -1, np.int32) for size in (vocab, -(-vocab // 64), -(-vocab // 64))),
+        )
+        result = sample(
+            self.record,
+            self.reals,
+            self.logits,
+            self.logits.view(np.int32),
+            (self.history_ids, self.history_counts),
+            (self.bias_ids, self.bias_values),
+            self.mask,
+            tuple(self.dry_rows),
+            self.alternatives,
+            scratch,
+        )
         return SampleStatus(result)
 
     @property
@@ -128,7 +164,7 @@ class Call:
 
 
 def random_case(seed: int, size: int, kind: int) -> tuple[Any, ...]:
-    """Arguments of `Call` and of the truth: a row, parameters, prompt, answer, allowed tokens and counter."""
+    """Arguments of `Call` and of the truth: a row, parameters, prompt, answer, allowed, counter, breakers, mu."""
     rng = np.random.default_rng(seed)
     rows = [
         lambda: rng.normal(0, 3, size),
@@ -153,27 +189,42 @@ def random_case(seed: int, size: int, kind: int) -> tuple[Any, ...]:
         repetition_penalty=one_of(1, 1, 1.1, 0.5, 10, 0.01),
         presence_penalty=one_of(0, 0, 0.5, 2, -2),
         frequency_penalty=one_of(0, 0, 0.3, -1),
+        dry_multiplier=one_of(0, 0, 0.8, 5, 100),
+        dry_base=one_of(1, 1.75, 10),
+        dry_allowed_length=int(rng.choice([1, 2, 2, 4])),
+        dry_penalty_last_n=int(rng.choice([1, 2, 10, 25, 1000])),
+        top_n_sigma=one_of(0, 0, 1e-9, 0.5, 1, 3, 100),
+        typical_p=one_of(1, 1, 1, 0, 1e-9, 0.2, 0.9, 0.999, rng.random()),
+        xtc_probability=one_of(0, 0, 0.5, 1),
+        xtc_threshold=one_of(0, 1e-9, 0.05, 0.1, 0.3, 0.5, 1),
+        mirostat_tau=one_of(0, 0, 0, 0, 3, 20),
         logit_bias={token: one_of(-100, -99.5, -1e4, 1e4, 3, -0.5, 0) for token in biased},
         seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
         logprobs=bool(rng.integers(0, 2)),
         top_logprobs=int(rng.choice([0, 1, 5, 20])),
     )
-    prompt, generated = (rng.integers(0, size, int(rng.choice([0, 3, 30]))).tolist() for _ in range(2))
+    spoken = min(size, int(rng.choice([2, 5, size])))  # few different tokens repeat each other much
+    prompt, generated = (rng.integers(0, spoken, int(rng.choice([0, 3, 30]))).tolist() for _ in range(2))
+    breakers = rng.integers(0, spoken, int(rng.choice([0, 0, 1, 2]))).tolist()
     masks = [None, None, rng.random(size) < 0.5, rng.random(size) < 0.02, np.arange(size) == rng.integers(0, size)]
     allowed = masks[rng.integers(0, len(masks))]
-    return logits, params, prompt, generated, allowed, int(rng.integers(0, 2**40))
+    mu = one_of(-3, 0, 0.5, 2, 10, 1e9, rng.uniform(0, 20))
+    return logits, params, prompt, generated, allowed, int(rng.integers(0, 2**40)), breakers, mu
 
 
 def check(call: Call, status: SampleStatus, case: tuple[Any, ...]) -> None:
     """The kernel's outcome is the truth's."""
     logits, params = case[0], case[1]
     try:
-        expected: int | SampleStatus = truth.sample(*case)
+        expected: int | SampleStatus
+        expected, surprise = truth.sample_with_surprise(*case)
     except truth.InvalidRow:
         expected = SampleStatus.INVALID_ROW
     except truth.NothingAllowed:
         expected = SampleStatus.NOTHING_ALLOWED
     assert (call.token if status == SampleStatus.OK else status) == expected
+    if status == SampleStatus.OK and params.mirostat_tau and params.temperature:
+        assert call.reals[SampleCall.SURPRISE] == pytest.approx(surprise, rel=1e-14, abs=1e-14)
     if params.logprobs and status == SampleStatus.OK:
         listed, wanted = call.top_logprobs, truth.top_logprobs(logits, params.top_logprobs)
         assert [token for token, _ in listed] == [token for token, _ in wanted]
@@ -197,6 +248,13 @@ def test_equals_the_reference_at_full_size(size: int, kind: int) -> None:
         case = random_case(100 * seed + kind, size, kind)
         call = Call(*case)
         check(call, call.status(), case)
+
+
+@pytest.mark.parametrize("kind", range(7))
+def test_equals_the_reference_with_a_huge_vocabulary(kind: int) -> None:
+    case = random_case(1_000 + kind, 262_144 - kind % 2, kind)
+    call = Call(*case)
+    check(call, call.status(), case)
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
@@ -267,6 +325,58 @@ def test_frequencies_follow_the_distribution() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 18.5  # chi-square, 4 degrees of freedom: p = 0.001
 
 
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_xtc_falls_as_often_as_asked_and_whatever_is_drawn(probability: float) -> None:
+    logits = np.log(np.array([0.3, 0.3, 0.2, 0.15, 0.05], np.float32))
+    params = NEUTRAL.with_options(seed=5, xtc_probability=probability, xtc_threshold=0.18)
+    draws = 20_000
+    call = Call(logits, params)
+    counts = np.zeros(5)
+    for counter in range(draws):
+        call.record[SampleCall.COUNTER] = counter
+        assert call.status() == SampleStatus.OK
+        counts[call.token] += 1
+    whole, rest = np.array([0.3, 0.3, 0.2, 0.15, 0.05]), np.array([0, 0, 0.5, 0.375, 0.125])
+    expected = ((1 - probability) * whole + probability * rest) * draws
+    np.testing.assert_array_equal(counts[expected == 0], 0)
+    expected, counts = expected[expected > 0], counts[expected > 0]
+    assert ((counts - expected) ** 2 / expected).sum() < 18.5  # chi-square, 4 degrees of freedom: p = 0.001
+
+
+def test_the_deviation_is_that_of_the_finite_logits() -> None:
+    logits = np.random.default_rng(8).normal(3, 2, 5000).astype(np.float32)
+    logits[::7] = -np.inf
+    finite = logits[np.isfinite(logits)].astype(np.float64)
+    for sigmas in (0.5, 1.0, 2.5):
+        assert truth.sigma_floor(logits, sigmas) == pytest.approx(finite.max() - sigmas * finite.std(), abs=1e-5)
+
+
+def test_a_repeat_without_end_does_not_spoil_the_deviation() -> None:
+    logits = np.random.default_rng(9).normal(0, 2, 5000).astype(np.float32)
+    params = NEUTRAL.with_options(dry_multiplier=5.0, dry_base=10.0)
+    penalised = truth.adjusted(logits, params, generated=[1, 2, 3] * 100)
+    assert penalised[1] == pytest.approx(logits[1] - 128)
+    assert truth.sigma_floor(penalised, 2.0) == pytest.approx(truth.sigma_floor(logits, 2.0), abs=1.5)
+
+
+def test_typical_is_the_nearest_to_the_entropy() -> None:
+    logits = np.random.default_rng(4).normal(0, 2, 3000).astype(np.float32)
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum()
+    distance = abs(-np.log(p) - -(p * np.log(p)).sum())
+    ranked = np.argsort(distance)
+    for share in (0.1, 0.5, 0.95):
+        expected = ranked[: 1 + np.searchsorted(p[ranked].cumsum(), share)]
+        mass, _ = truth.kept(logits, NEUTRAL.with_options(typical_p=share))
+        assert set(mass) == set(expected.tolist())
+
+
+def test_log2_is_exact_to_the_last_bits() -> None:
+    values = np.random.default_rng(6).uniform(0, 53, 2000)
+    for value in (1.0, 2.0, 2.0**53, *(2**values)):
+        assert log2(value) == pytest.approx(np.log2(value), rel=4e-16, abs=1e-16)
+
+
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
 def test_weights_are_the_softmax(temperature: float) -> None:
     values = np.random.default_rng(3).normal(0, 3, 5000).astype(np.float32)
@@ -290,6 +400,21 @@ def test_weights_are_the_softmax(temperature: float) -> None:
         (SampleCall.ALTERNATIVES, -1),
         (SampleCall.ALTERNATIVES, 101),
         (SampleCall.TOP_K, -1),
+        (SampleCall.DRY_WINDOW, -1),
+        (SampleCall.DRY_WINDOW, (1 << 17) + 1),
+        (SampleCall.DRY_ALLOWED, 0),
+        (SampleCall.DRY_MULTIPLIER, np.nan),
+        (SampleCall.DRY_BASE, 0.99),
+        (SampleCall.DRY_BASE, np.inf),
+        (SampleCall.TOP_N_SIGMA, -0.1),
+        (SampleCall.TOP_N_SIGMA, np.nan),
+        (SampleCall.TYPICAL_P, 1.1),
+        (SampleCall.TYPICAL_P, np.nan),
+        (SampleCall.XTC_PROBABILITY, np.nan),
+        (SampleCall.XTC_THRESHOLD, -0.1),
+        (SampleCall.XTC_THRESHOLD, np.nan),
+        (SampleCall.MIROSTAT_MU, np.nan),
+        (SampleCall.MIROSTAT_MU, np.inf),
         (SampleCall.TEMPERATURE, -1.0),
         (SampleCall.TEMPERATURE, np.nan),
         (SampleCall.TEMPERATURE, np.inf),
@@ -317,6 +442,10 @@ def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
     seen = Call(logits, NEUTRAL.with_options(presence_penalty=1.0), generated=[1])
     seen.history_ids[0] = token
     assert biased.status() == seen.status() == SampleStatus.BAD_CALL
+    if token >= 0:  # what is negative stands for a sequence breaker
+        repeated = Call(logits, NEUTRAL.with_options(dry_multiplier=1.0), generated=[1, 2, 3, 1, 2])
+        repeated.dry_rows[0, 2] = token
+        assert repeated.status() == SampleStatus.BAD_CALL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -337,6 +466,10 @@ def test_nothing_beyond_the_buffers_is_touched(size: int) -> None:
             logits = guarded(case[0].nbytes).view(np.float32)
             logits[:] = case[0]
             call = Call(logits, *case[1:], scratch=guarded(sample_scratch_bytes(size)))
+            for field, row in zip(DRY_FIELDS, call.dry_rows, strict=True):
+                copy = guarded(row.nbytes).view(np.int32)
+                copy[:] = row
+                call.record[field] = copy.ctypes.data
             check(call, call.status(), case)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -44,10 +44,11 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
     return a, b, c, d
 
 
-def uniform(seed: int, counter: int) -> Fraction:
-    """The draw in [0, 1): the first 53 bits of Philox's output."""
-    high, low, _, _ = philox((counter % 2**32, counter >> 32, 0, 0), (seed % 2**32, seed >> 32))
-    return Fraction((high << 32 | low) >> 11, 2**53)
+def uniforms(seed: int, counter: int) -> tuple[Fraction, Fraction]:
+    """Two draws in [0, 1): the first 53 bits of either half of Philox's output."""
+    words = philox((counter % 2**32, counter >> 32, 0, 0), (seed % 2**32, seed >> 32))
+    first, second = (Fraction((high << 32 | low) >> 11, 2**53) for high, low in (words[:2], words[2:]))
+    return first, second
 
 
 def adjusted(
@@ -56,8 +57,9 @@ def adjusted(
     prompt: Sequence[int] = (),
     generated: Sequence[int] = (),
     allowed: np.ndarray | None = None,
+    breakers: Collection[int] = (),
 ) -> np.ndarray:
-    """Logits after bias and bans, mask and penalties; `allowed` is bool [vocab]."""
+    """Logits after bias and bans, mask and penalties; `allowed` is bool [vocab], `breakers` are tokens."""
     if np.isnan(logits).any() or (logits == np.inf).any() or (logits == -np.inf).all():
         raise InvalidRow
     values = logits.copy()
@@ -72,6 +74,9 @@ def adjusted(
         if times:
             value -= params.presence_penalty + params.frequency_penalty * times
         values[token] = bounded(value)
+    if params.dry_multiplier:
+        for token, penalty in repeat_penalties([*prompt, *generated], breakers, params).items():
+            values[token] = bounded(float(values[token]) - penalty)
     if (values == -np.inf).all():
         raise NothingAllowed
     return values
@@ -81,11 +86,58 @@ def bounded(value: float) -> np.float32:
     return F32(value if value == -math.inf else min(LARGEST, max(-LARGEST, value)))
 
 
+def repeat_penalties(text: Sequence[int], breakers: Collection[int], params: SamplingParams) -> dict[int, float]:
+    """DRY: what each token that would lengthen a repeat loses. Every place is compared with the end."""
+    window = text[-params.dry_penalty_last_n :]
+    limit = next((back for back, token in enumerate(reversed(text)) if token in breakers), len(text))
+    longest: dict[int, int] = {}
+    for end, follower in enumerate(window[1:]):
+        length = 0
+        while length < limit and length <= end and window[end - length] == window[-1 - length]:
+            length += 1
+        if length >= params.dry_allowed_length and follower not in breakers:
+            longest[follower] = max(length, longest.get(follower, 0))
+    beyond = {token: length - params.dry_allowed_length for token, length in longest.items()}
+    return {token: min(params.dry_multiplier * power(params.dry_base, n), 128.0) for token, n in beyond.items()}
+
+
+def power(base: float, exponent: int) -> float:
+    """By squaring, every product rounded."""
+    result = 1.0
+    while exponent:
+        if exponent % 2:
+            result *= base
+        base, exponent = base * base, exponent // 2
+    return result
+
+
+def sigma_floor(values: np.ndarray, sigmas: float) -> np.float32:
+    """Top-n-sigma's lowest value that stays; the deviation is that of whole steps of 2**-21 of the range."""
+    finite = values[values > -np.inf] * F32(0.5)
+    depths = finite.max() - finite
+    if depths.max() == 0:
+        return values.max()
+    with np.errstate(over="ignore"):
+        scale = min(F32(2**21) / depths.max(), F32(LARGEST))
+    steps = [int(step) for step in np.rint(depths * scale)]
+    mean = float(sum(steps)) / float(len(steps))
+    variance = float(sum(step * step for step in steps)) / float(len(steps)) - mean * mean
+    return bounded(float(values.max()) - sigmas * (math.sqrt(max(0.0, variance)) / float(scale) * 2))
+
+
+def powers(values: np.ndarray, top: np.float32, temperature: float) -> np.ndarray:
+    """float32 log2 of exp((values - top) / temperature), at least -40."""
+    with np.errstate(over="ignore"):
+        return np.maximum((values - top) * F32(min(LOG2_E / temperature, LARGEST)), F32(-40))
+
+
 def weights(values: np.ndarray, temperature: float) -> list[int]:
     """exp((value - largest) / temperature) in units of 2**-33, by the float32 steps that the kernel is bound to."""
-    with np.errstate(over="ignore"):
-        power = (values - values.max()) * F32(min(LOG2_E / temperature, LARGEST))
-    power = np.maximum(power, F32(-40))
+    return weights_of(powers(values, values.max(), temperature))
+
+
+def weights_of(power: np.ndarray) -> list[int]:
+    """2**power in units of 2**-33."""
     whole = np.rint(power)
     fraction = np.zeros_like(power)
     for coefficient in POLYNOMIAL:
@@ -93,22 +145,63 @@ def weights(values: np.ndarray, temperature: float) -> list[int]:
     return [int(weight) for weight in np.rint(np.ldexp(fraction, whole.astype(np.int32) + 33))]
 
 
-def kept(values: np.ndarray, params: SamplingParams) -> dict[int, int]:
-    """Weight of each token that top-k, top-p and min-p leave, ids rising."""
+def typical(mass: dict[int, int], values: np.ndarray, params: SamplingParams) -> dict[int, int]:
+    """The tokens whose depth (below the most probable one, in steps of 2**-20 bits) is nearest to the mean depth."""
+    ids, total = list(mass), sum(mass.values())
+    depths = np.rint(powers(values[ids], values.max(), params.temperature) * F32(-(2**20)))
+    products = np.rint(np.array(list(mass.values()), F32) * depths / F32(2**20))
+    mean = round(float(sum(int(product) for product in products)) * 2.0**20 / float(total))
+    distance = {token: abs(int(depth) - mean) for token, depth in zip(ids, depths, strict=True)}
+    reached, bound = 0, 0
+    for token in sorted((token for token in ids if mass[token]), key=distance.__getitem__):
+        reached, bound = reached + mass[token], distance[token]
+        if reached >= max(1, math.ceil(params.typical_p * total)):
+            break
+    return {token: weight for token, weight in mass.items() if distance[token] <= bound}
+
+
+def nucleus(mass: dict[int, int], top_p: float) -> dict[int, int]:
+    """In the order (-weight, id) the shortest beginning that reaches top_p of the whole."""
+    need, total, inside = math.ceil(top_p * sum(mass.values())), 0, set()
+    for token in sorted(mass, key=lambda token: (-mass[token], token)):
+        inside.add(token)
+        total += mass[token]
+        if total >= need:
+            break
+    return {token: weight for token, weight in mass.items() if token in inside}
+
+
+def without_top_choices(mass: dict[int, int], threshold: float) -> dict[int, int]:
+    """XTC, once the coin has fallen: of those at or above the threshold only the last in the order (-weight, id) stays."""
+    least = threshold * float(sum(mass.values()))
+    top = [token for token in sorted(mass, key=lambda token: (-mass[token], token)) if mass[token] >= least]
+    return {token: weight for token, weight in mass.items() if token not in top[:-1]}
+
+
+def kept(
+    values: np.ndarray, params: SamplingParams, *, mu: float | None = None, xtc: bool = False
+) -> tuple[dict[int, int], int]:
+    """Weight of each token that stays, ids rising, and the sum of weights before mirostat with this `mu`."""
     ranked = sorted(range(len(values)), key=lambda token: (-values[token], token))
-    if params.top_k:
+    if mu is None and params.top_k:
         ranked = ranked[: params.top_k]
     ids = sorted(ranked)
     mass = dict(zip(ids, weights(values[ids], params.temperature), strict=True))
+    if params.top_n_sigma:
+        floor = sigma_floor(values, params.top_n_sigma)
+        mass = {token: weight if values[token] >= floor else 0 for token, weight in mass.items()}
+    total = sum(mass.values())
+    if mu is not None:
+        (share,) = weights_of(np.array([max(F32(-40), min(F32(-mu), F32(0)))], F32))
+        least = min(UNIT, math.ceil(share / UNIT * float(total)))
+        return {token: weight for token, weight in mass.items() if weight >= max(1, least)}, total
+    if params.typical_p < 1:
+        mass = typical(mass, values, params)
+    heaviest = max(mass.values())
     if params.top_p < 1:
-        need, total, nucleus = math.ceil(params.top_p * sum(mass.values())), 0, {}
-        for token in sorted(ids, key=lambda token: (-mass[token], token)):
-            nucleus[token] = mass[token]
-            total += mass[token]
-            if total >= need:
-                break
-        mass = {token: nucleus[token] for token in ids if token in nucleus}
-    return {token: weight for token, weight in mass.items() if weight >= params.min_p * UNIT and weight > 0}
+        mass = nucleus(mass, params.top_p)
+    mass = {token: weight for token, weight in mass.items() if weight >= params.min_p * heaviest and weight > 0}
+    return without_top_choices(mass, params.xtc_threshold) if xtc else mass, total
 
 
 def sample(
@@ -118,16 +211,34 @@ def sample(
     generated: Sequence[int] = (),
     allowed: np.ndarray | None = None,
     counter: int = 0,
+    breakers: Collection[int] = (),
+    mu: float = 0.0,
 ) -> int:
     """The token; `params` is complete and has a seed. Raises InvalidRow or NothingAllowed."""
-    values = adjusted(logits, params, prompt, generated, allowed)
+    return sample_with_surprise(logits, params, prompt, generated, allowed, counter, breakers, mu)[0]
+
+
+def sample_with_surprise(
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt: Sequence[int] = (),
+    generated: Sequence[int] = (),
+    allowed: np.ndarray | None = None,
+    counter: int = 0,
+    breakers: Collection[int] = (),
+    mu: float = 0.0,
+) -> tuple[int, float]:
+    """The token, and its surprise in bits before mirostat cut the distribution (0 at temperature 0)."""
+    values = adjusted(logits, params, prompt, generated, allowed, breakers)
     if params.temperature == 0:
-        return int(np.argmax(values))
-    mass = kept(values, params)
-    target = math.floor(float(uniform(params.seed, counter)) * float(sum(mass.values())))
+        return int(np.argmax(values)), 0.0
+    draw, coin = uniforms(params.seed, counter)
+    mirostat = mu if params.mirostat_tau else None
+    mass, total = kept(values, params, mu=mirostat, xtc=coin < params.xtc_probability)
+    target = math.floor(float(draw) * float(sum(mass.values())))
     for token, weight in mass.items():
         if target < weight:
-            return token
+            return token, math.log2(total / weight)
         target -= weight
     raise AssertionError("the draw lies beyond the distribution")
 

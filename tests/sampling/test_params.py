@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from edge_llm.errors import ParameterError
-from edge_llm.sampling.params import MAX_LOGIT_BIAS, MAX_SEED, MAX_STOPS, MAX_TOP_LOGPROBS, SamplingParams
+from edge_llm.kernels.layout import MAX_DRY_WINDOW
+from edge_llm.sampling.params import (
+    MAX_DRY_BREAKERS,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+    SamplingParams,
+)
 
 RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("max_tokens", [1, 2**31 - 1, None], [0, -1, 2**31, 1.0, True, "1"]),
@@ -19,6 +27,21 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("repetition_penalty", [0.01, 1, 10.0, None], [0.0, -1.0, 10.1]),
     ("presence_penalty", [-2.0, 0, 2.0], [-2.1, 2.1, None]),
     ("frequency_penalty", [-2.0, 0, 2.0], [-2.1, 2.1, None]),
+    ("dry_multiplier", [0.0, 100], [-0.1, 100.1, None, True]),
+    ("dry_base", [1.0, 10], [0.99, 10.1, "2"]),
+    ("dry_allowed_length", [1, MAX_DRY_WINDOW], [0, -1, MAX_DRY_WINDOW + 1, 2.0, None]),
+    ("dry_penalty_last_n", [1, MAX_DRY_WINDOW], [0, -1, MAX_DRY_WINDOW + 1, 2.0, None]),
+    (
+        "dry_sequence_breakers",
+        [(), ("a",), ("é" * 32,), ("\ud800",), ("a",) * MAX_DRY_BREAKERS],
+        [[], "a", ("",), (1,), ("a" * 65,), ("a",) * (MAX_DRY_BREAKERS + 1)],
+    ),
+    ("top_n_sigma", [0.0, 100], [-0.1, 100.1]),
+    ("typical_p", [0.0, 1, 1.0], [-0.1, 1.1, None]),
+    ("xtc_probability", [0.0, 1, 1.0], [-0.1, 1.1, True]),
+    ("xtc_threshold", [0.0, 1, 1.0], [-0.1, 1.1]),
+    ("mirostat_tau", [0.0, 20], [-0.1, 20.1]),
+    ("mirostat_eta", [0.0, 1], [-0.1, 1.1]),
     ("seed", [0, MAX_SEED, None], [-1, MAX_SEED + 1, 1.0, True]),
     ("top_logprobs", [0, MAX_TOP_LOGPROBS], [-1, MAX_TOP_LOGPROBS + 1, None, True]),
     ("stop", [(), ("a",), ("é" * 128,), ("\ud800",)], [[], ("",), ("a" * 257,), ("a",) * (MAX_STOPS + 1), (1,), "a"]),
@@ -39,7 +62,23 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> No
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
-    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+    "name",
+    [
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "top_n_sigma",
+        "typical_p",
+        "xtc_probability",
+        "xtc_threshold",
+        "mirostat_tau",
+        "mirostat_eta",
+    ],
 )
 def test_only_finite_numbers_are_taken(name: str, value: float) -> None:
     with pytest.raises(ParameterError, match="finite"):

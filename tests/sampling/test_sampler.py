@@ -39,7 +39,8 @@ def drawn(logits: np.ndarray, draws: int = 300, **options: object) -> set[int]:
 
 def test_temperature_zero_is_argmax_whatever_else_is_set() -> None:  # B10
     logits = np.random.default_rng(0).normal(0, 1, 500).astype(np.float32)
-    options = {"temperature": 0, "top_p": 0.1, "top_k": 0, "min_p": 0.9}
+    options = {"temperature": 0, "top_p": 0.1, "top_k": 0, "min_p": 0.9, "typical_p": 0.1, "mirostat_tau": 5}
+    options |= {"top_n_sigma": 3, "xtc_probability": 1, "xtc_threshold": 0}
     assert drawn(logits, 20, **options) == {int(logits.argmax())}
     assert drawn(row(1, 7, 7, -3), 20, temperature=0) == {1}  # the lowest id wins
     assert drawn(row(-0.0, 0.0), 20, temperature=0) == {0}
@@ -66,6 +67,27 @@ def test_top_k_zero_is_off() -> None:  # B10
         # Penalties come before all of these.
         ({"temperature": 1.0, "top_k": 1, "logit_bias": {2: 3.0}}, {2}),
         ({"temperature": 0.5, "top_p": 0.8, "logit_bias": {0: -100}}, {1}),
+        # The deviation is 0.816 at any temperature.
+        ({"temperature": 5.0, "top_n_sigma": 1.2}, {0}),
+        ({"temperature": 5.0, "top_n_sigma": 1.3}, {0, 1}),
+        ({"temperature": 5.0, "top_n_sigma": 2.5}, {0, 1, 2}),
+        # 0.665, 0.245, 0.090 have entropy 0.832 and surprises 0.408, 1.408, 2.408: 0 is the most typical, then 1.
+        ({"typical_p": 0.6}, {0}),
+        ({"typical_p": 0.7}, {0, 1}),
+        # At temperature 5: 0.403, 0.330, 0.270 have entropy 1.087 and surprises 0.908, 1.108, 1.308.
+        ({"temperature": 5.0, "typical_p": 0.3}, {1}),
+        # Typical leaves 1, so it is the most probable one for min-p.
+        ({"temperature": 5.0, "typical_p": 0.3, "min_p": 1.0}, {1}),
+        # After top-k, 0 and 1 have 0.731 and 0.269: entropy 0.582, surprises 0.313 and 1.313.
+        ({"top_k": 2, "typical_p": 0.7}, {0}),
+        # XTC: 0 and 1 reach 0.2, and the less probable one stays; of the two that top-k leaves, it is alone.
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.2}, {1, 2}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.2, "top_k": 2}, {1}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.25}, {0, 1, 2}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.25, "top_k": 2}, {1}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.05}, {2}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.05, "min_p": 0.2}, {1}),
+        ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, {0, 1, 2}),
     ],
 )
 def test_order_of_the_filters(options: dict[str, object], survivors: set[int]) -> None:  # B11
@@ -108,6 +130,128 @@ def test_presence_and_frequency_count_generated_tokens_only() -> None:
         sequence.observe(0)
         sequence.observe(0)
         assert sequence.sample(logits, 2).token_id == 1
+
+
+def test_dry_lowers_what_would_go_on_with_a_repeat() -> None:
+    logits = row(2.0, 1.9, 1.8, 1.7)
+    options = {"dry_multiplier": 1.0, "dry_sequence_breakers": ()}
+    repeating = request(4, prompt=[3, 1, 0, 2, 3, 1], temperature=0, **options)
+    assert repeating.sample(logits, 0).token_id == 1  # 0 followed "3 1"; temperature 0 looks at penalised logits
+    assert request(4, prompt=[3, 1, 0, 2, 2, 1], temperature=0, **options).sample(logits, 0).token_id == 0
+    longer = request(4, prompt=[3, 1, 0, 2, 2, 1], temperature=0, dry_allowed_length=1, **options)
+    assert longer.sample(logits, 0).token_id == 1
+    repeating.observe(2)
+    assert repeating.sample(logits, 1).token_id == 0
+
+
+def test_dry_counts_prompt_and_answer_within_its_window() -> None:
+    logits = row(2.0, 1.9, 1.8, 1.7)
+    options = {"temperature": 0, "dry_multiplier": 1.0, "dry_sequence_breakers": (), "prompt": [3, 1, 0, 2]}
+    for last_n, expected in ((6, 1), (5, 0)):
+        sequence = request(4, dry_penalty_last_n=last_n, **options)
+        sequence.observe(3)
+        sequence.observe(1)
+        assert sequence.sample(logits, 2).token_id == expected
+
+
+def test_dry_stops_at_its_sequence_breakers() -> None:
+    logits = row(2.0, 1.9, 1.8, 1.7)
+    params = SamplingParams(seed=1, temperature=0, dry_multiplier=1.0)
+    texts = [b"a", b"b", b"c", b"d"]
+    prompt = [3, 1, 0, 2, 3, 1]
+    sampler = sampler_of(4)
+    assert sampler.sequence(params, prompt, texts.__getitem__).sample(logits, 0).token_id == 1
+    texts[3] = b"x\n"  # only "1" is repeated since
+    assert sampler.sequence(params, prompt, texts.__getitem__).sample(logits, 0).token_id == 0
+    texts[3], texts[0] = b"d", b":"  # a breaker itself is not penalised
+    assert sampler.sequence(params, prompt, texts.__getitem__).sample(logits, 0).token_id == 0
+    with pytest.raises(ParameterError, match="token_bytes"):
+        sampler.sequence(params, prompt)
+
+
+def zipf(vocab: int) -> np.ndarray:
+    return (-1.2 * np.log(np.arange(1, vocab + 1))).astype(np.float32)
+
+
+def surprise_of(logits: np.ndarray, token_id: int) -> float:
+    return float(-truth.logprobs(logits)[token_id] / math.log(2))
+
+
+@pytest.mark.parametrize("tau", [3.0, 4.0, 5.0])
+def test_mirostat_keeps_to_the_surprise_asked_for(tau: float) -> None:
+    logits = zipf(2000)
+    sequence = request(2000, mirostat_tau=tau)
+    surprises = []
+    for index in range(3000):
+        token_id = sequence.sample(logits, index).token_id
+        sequence.observe(token_id)
+        surprises.append(surprise_of(logits, token_id))
+    assert np.mean(surprises) == pytest.approx(tau, abs=0.1)
+
+
+def test_mirostat_follows_its_formula_and_ignores_the_other_filters() -> None:
+    rng = np.random.default_rng(0)
+    sequence = request(300, mirostat_tau=2.0, mirostat_eta=0.5, top_k=1, top_p=0.1, typical_p=0.1, xtc_probability=1)
+    mu = 4.0
+    for index in range(100):
+        logits = rng.normal(0, 2, 300).astype(np.float32)
+        expected, surprise = truth.sample_with_surprise(logits, sequence.params, counter=index, mu=mu)
+        assert sequence.sample(logits, index).token_id == expected
+        assert surprise == pytest.approx(surprise_of(logits, expected), abs=1e-5)
+        sequence.observe(expected)
+        mu -= 0.5 * (surprise - 2.0)
+
+
+def test_mirostat_learns_only_from_tokens_that_it_drew_and_that_count() -> None:
+    logits = zipf(500)
+    options = {"mirostat_tau": 3.0, "mirostat_eta": 1.0}
+    sequence, other = request(500, **options), request(500, **options)
+    first = sequence.sample(logits, 0)
+    assert [sequence.sample(logits, 0) for _ in range(3)] == [first] * 3  # nothing is learnt by looking
+    other.sample(logits, 0)
+    other.observe(499 if first.token_id != 499 else 498)  # forced
+    fresh = request(500, **options)
+    rows = [(np.roll(logits, shift), index) for index, shift in enumerate(range(0, 400, 40), 1)]
+    assert [other.sample(*at) for at in rows] == [fresh.sample(*at) for at in rows]
+    twin = sequence.copy()
+    sequence.observe(first.token_id)
+    assert [sequence.sample(*at) for at in rows] != [fresh.sample(*at) for at in rows]
+    twin.observe(first.token_id)
+    assert [twin.sample(*at) for at in rows] == [sequence.sample(*at) for at in rows]
+
+
+STATEFUL: dict[str, object] = {
+    "mirostat_tau": 2.0,
+    "dry_multiplier": 0.8,
+    "dry_sequence_breakers": (),
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.2,
+}
+
+
+@pytest.mark.parametrize("options", [STATEFUL, {**STATEFUL, "mirostat_tau": 0.0, "xtc_probability": 0.5}])
+def test_drafts_that_are_accepted_while_equal_change_no_token(options: dict[str, object]) -> None:
+    """Speculation: rows are sampled and observed one after another up to the first that differs from its draft."""
+
+    def row_after(ids: list[int]) -> np.ndarray:
+        return np.random.default_rng([7, *ids[-2:]]).normal(0, 3, 40).astype(np.float32)
+
+    prompt = [1, 2, 3]
+    plain, ids = request(40, prompt, **options), list(prompt)
+    for index in range(120):
+        ids.append(plain.sample(row_after(ids), index).token_id)
+        plain.observe(ids[-1])
+    guesses = np.random.default_rng(1)
+    speculating, said = request(40, prompt, **options), list(prompt)
+    while len(said) < len(ids):
+        drafts = [token if guesses.random() < 0.7 else 0 for token in ids[len(said) : len(said) + 4]]
+        for draft in [*drafts, None]:
+            token = speculating.sample(row_after(said), len(said) - len(prompt)).token_id
+            speculating.observe(token)
+            said.append(token)
+            if token != draft:
+                break
+    assert said[: len(ids)] == ids
 
 
 @pytest.mark.parametrize("fault", [math.nan, -math.nan, math.inf])
