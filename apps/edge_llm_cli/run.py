@@ -6,7 +6,7 @@ import dataclasses
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -35,6 +35,17 @@ def run(
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Make tokens that were used less likely; 1 is off.")
     ] = None,
+    typical_p: Annotated[float | None, typer.Option(help="Keep the most typical tokens; 1 is off.")] = None,
+    top_n_sigma: Annotated[float | None, typer.Option(help="Cut N deviations below the best logit.")] = None,
+    xtc_probability: Annotated[float | None, typer.Option(help="XTC: chance to leave out the top choices.")] = None,
+    xtc_threshold: Annotated[float | None, typer.Option(help="XTC: probability of a top choice (0.1).")] = None,
+    mirostat_tau: Annotated[float | None, typer.Option(help="Mirostat 2: surprise in bits to aim at.")] = None,
+    mirostat_eta: Annotated[float | None, typer.Option(help="Mirostat 2: how fast it learns (0.1).")] = None,
+    dry_multiplier: Annotated[float | None, typer.Option(help="DRY: penalty of repeated texts; 0 is off.")] = None,
+    dry_base: Annotated[float | None, typer.Option(help="DRY: its growth with each token (1.75).")] = None,
+    dry_allowed_length: Annotated[int | None, typer.Option(help="DRY: tokens that may be repeated (2).")] = None,
+    dry_penalty_last_n: Annotated[int | None, typer.Option(help="DRY: tokens to look back (8192).")] = None,
+    dry_breaker: Annotated[list[str] | None, typer.Option(help="DRY: no repeat goes across this; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that prompt and answer may have together.")] = None,
@@ -63,6 +74,19 @@ def run(
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=tuple(map(answer.argument_text, stop or ())),
+        **_given(
+            typical_p=typical_p,
+            top_n_sigma=top_n_sigma,
+            xtc_probability=xtc_probability,
+            xtc_threshold=xtc_threshold,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            dry_multiplier=dry_multiplier,
+            dry_base=dry_base,
+            dry_allowed_length=dry_allowed_length,
+            dry_penalty_last_n=dry_penalty_last_n,
+            dry_sequence_breakers=tuple(map(answer.argument_text, dry_breaker)) if dry_breaker else None,
+        ),
     )
     text = _whole_prompt(prompt, keep_end=raw)
     with answer.opened(model, answer.EngineOptions(context, threads, kv_dtype)) as (engine, load_s):
@@ -81,6 +105,11 @@ def run(
         console.note(_statistics(result, load_s))
     if result.interrupted:
         raise KeyboardInterrupt
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _whole_prompt(prompt: str | None, *, keep_end: bool) -> str:

@@ -12,6 +12,7 @@ from edge_llm_cli import run as run_verb
 from edge_llm_cli.run import peak_rss_mb
 
 from edge_llm.messages import Message
+from edge_llm.sampling.params import SamplingParams
 from tests.cli.conftest import ROOT, stub_command
 
 
@@ -36,16 +37,38 @@ def test_every_option_arrives(invoke, engine) -> None:
         "--top-p": "0.9",
         "--min-p": "0.1",
         "--repetition-penalty": "1.2",
+        "--typical-p": "0.8",
+        "--top-n-sigma": "1.5",
+        "--xtc-probability": "0.25",
+        "--xtc-threshold": "0.2",
+        "--mirostat-tau": "4",
+        "--mirostat-eta": "0.3",
+        "--dry-multiplier": "0.75",
+        "--dry-base": "1.5",
+        "--dry-allowed-length": "3",
+        "--dry-penalty-last-n": "500",
         "--seed": "42",
         "--system": "Be brief.",
     }
+    breakers = ("--dry-breaker", "\n", "--dry-breaker", "User:")
     flat = [word for pair in options.items() for word in pair]
-    assert invoke("run", "Hi", *flat, "--stop", "END", "--stop", "\n\n", "--private", "--cache", "off").exit_code == 0
+    stops = ("--stop", "END", "--stop", "\n\n")
+    assert invoke("run", "Hi", *flat, *breakers, *stops, "--private", "--cache", "off").exit_code == 0
     messages, params = engine.asked[0]
     assert messages == [Message.system("Be brief."), Message.user("Hi")]
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 4, 0.9)
     assert (params.min_p, params.seed, params.stop) == (0.1, 42, ("END", "\n\n"))
     assert params.repetition_penalty == 1.2
+    assert (params.typical_p, params.top_n_sigma) == (0.8, 1.5)
+    assert (params.xtc_probability, params.xtc_threshold) == (0.25, 0.2)
+    assert (params.mirostat_tau, params.mirostat_eta) == (4, 0.3)
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.75, 1.5, 3)
+    assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (500, ("\n", "User:"))
+
+
+def test_options_that_are_not_given_have_their_defaults(invoke, engine) -> None:
+    assert invoke("run", "Hi").exit_code == 0
+    assert engine.asked[0][1] == SamplingParams(max_tokens=1024)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +105,17 @@ def test_raw_continues_the_text_as_it_is(invoke, engine) -> None:
         ["Hi", "--top-p", "2"],
         ["Hi", "--max-tokens", "0"],
         ["Hi", "--seed", "-1"],
+        ["Hi", "--typical-p", "1.1"],
+        ["Hi", "--top-n-sigma", "-1"],
+        ["Hi", "--xtc-probability", "2"],
+        ["Hi", "--xtc-threshold", "nan"],
+        ["Hi", "--mirostat-tau", "-5"],
+        ["Hi", "--mirostat-eta", "x"],
+        ["Hi", "--dry-multiplier", "inf"],
+        ["Hi", "--dry-base", "0.5"],
+        ["Hi", "--dry-allowed-length", "0"],
+        ["Hi", "--dry-penalty-last-n", "-1"],
+        ["Hi", "--dry-breaker", ""],
         ["Hi", "--stop", ""],
         ["Hi", "--raw", "--system", "x"],
         ["Hi", "--cache", "on"],
