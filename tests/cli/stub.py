@@ -45,14 +45,14 @@ class StubEngine:
         self.pieces, self.delay, self.fail, self.limit, self.seen = pieces * times, delay, fail, limit, seen
         self.options: EngineOptions | None = None
         self.asked: list[tuple[list[Message] | str, SamplingParams]] = []
-        self.options: list[dict[str, object]] = []
+        self.requested: list[dict[str, object]] = []
 
     def chat(self, messages: list[Message], params: SamplingParams, **options: object) -> Handle:
-        self.options.append(options)
+        self.requested.append(options)
         return self._start(list(messages), params, sum(len(message.content) for message in messages))
 
     def complete(self, text: str, params: SamplingParams, **options: object) -> Handle:
-        self.options.append(options)
+        self.requested.append(options)
         return self._start(text, params, len(text))
 
     def reply(self, text: str, finished: Finished) -> Message:

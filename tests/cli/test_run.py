@@ -145,7 +145,7 @@ def test_the_form_of_the_answer_arrives(invoke, engine, tmp_path: Path) -> None:
     grammar.write_text('start: "a"')
     for arguments in (["--json-schema", str(schema)], ["--grammar", str(grammar)], ["--regex", "a|b"], []):
         assert invoke("run", "Hi", *arguments).exit_code == 0
-    assert [options["response_format"] for options in engine.options] == [
+    assert [options["response_format"] for options in engine.requested] == [
         Grammar.json_schema('{"type": "boolean"}'),
         Grammar.lark('start: "a"'),
         Grammar.regex("a|b"),
@@ -184,7 +184,8 @@ def test_one_json_object(invoke, engine) -> None:
         3,
         "stub",
     )
-    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2}
+    drafts = {"draft_tokens": 0, "accepted_draft_tokens": 0}
+    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2, **drafts}
     timings = value["timings"]
     assert list(timings) == [
         "load_s",

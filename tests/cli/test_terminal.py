@@ -167,7 +167,7 @@ def test_hostile_arguments_in_errors_are_shown_harmless(invoke, payload: str, ar
 def test_hostile_errors_are_one_harmless_line(invoke, engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from edge_llm.errors import ModelFormatError
 
-    def chat(*_arguments: object) -> None:
+    def chat(*_arguments: object, **_options: object) -> None:
         raise ModelFormatError("tensor " + "\n".join(PAYLOADS) + " is bad", hint="\x1b[31mno\n\nhint")
 
     monkeypatch.setattr(engine, "chat", chat)
