@@ -75,7 +75,8 @@ def check_dots() -> None:
                 start = rng.integers(-(2**30), 2**30, 2 * LANES if steps > 1 else LANES).astype(np.int32)
                 out = guarded_copy(start)
                 sums = _corrected(codes, x, largest).reshape(len(start) // LANES, -1, LANES, 4).sum((1, 3))
-                function(guarded_copy(codes).ctypes.data, guarded_copy(x).ctypes.data, out.ctypes.data)
+                inputs = [guarded_copy(codes), guarded_copy(x)]
+                function(*(array.ctypes.data for array in (*inputs, out)))
                 np.testing.assert_array_equal(out, start + sums.reshape(-1))
 
 
