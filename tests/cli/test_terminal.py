@@ -119,6 +119,16 @@ def test_hostile_answers_are_shown_harmless(own_home: Path, cut: int) -> None:
     assert "[link=http://evil]markup[/link] [bold red]x[/]" in out
 
 
+@pytest.mark.parametrize(("term", "before", "after"), [("xterm", "\x1b[2m", "\x1b[0m"), ("dumb", "", "")])
+def test_what_fell_out_is_told_faintly_where_that_can_be_shown(
+    own_home: Path, term: str, before: str, after: str
+) -> None:
+    with Terminal(stub_command({"pieces": ["Hello."], "seen": 3}, "chat"), TERM=term) as terminal:
+        terminal.read_until("> ")
+        terminal.type("one two\n")
+        terminal.read_until(f"Hello.\n{before}the conversation is longer than the context of 64 tokens{after}\n")
+
+
 def test_random_answers_are_shown_harmless(own_home: Path) -> None:
     draw = random.Random(7)
     alphabet = [chr(c) for c in [*range(256), 0x200B, 0x202E, 0x2066, 0xFEFF, 0xE0041, 0x1F600, 0xD800]]
