@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -41,8 +42,10 @@ class StubEngine:
         fail: str | None = None,
         limit: int = 10**9,
         seen: int = 10**9,
+        announce: int = 0,
     ) -> None:
         self.pieces, self.delay, self.fail, self.limit, self.seen = pieces * times, delay, fail, limit, seen
+        self.announce = announce  # after so many pieces a line on stderr says so
         self.options: EngineOptions | None = None
         self.asked: list[tuple[list[Message] | str, SamplingParams]] = []
         self.requested: list[dict[str, object]] = []
@@ -76,6 +79,8 @@ class StubEngine:
                 break
             mailbox.put(TextDelta(piece))
             said += 1
+            if said == self.announce:
+                os.write(2, b"ready\n")
         if self.fail is not None:
             mailbox.put(getattr(errors, self.fail)("it went wrong", hint="do it right"))
             return

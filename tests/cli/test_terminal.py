@@ -100,6 +100,7 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background was started with it ignored
 
 
 def on_terminal(command: list[str]) -> tuple[int, str]:
