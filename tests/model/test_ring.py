@@ -144,6 +144,18 @@ def test_match_of_every_length(ring: Open, slots: list[int], truth: np.ndarray) 
             blocks.append(block)
 
 
+@pytest.mark.parametrize("length", [CONTEXT - 1, CONTEXT, CONTEXT + 1, 10 * CONTEXT])
+def test_prompts_around_the_context(
+    ring: Open, slots: list[int], folder: Path, kernels: KernelLibrary, kv_type: KvType, length: int
+) -> None:
+    """B16: nothing happens at the context but that the oldest rows behind the sinks are no longer seen."""
+    ids = np.random.default_rng(length).integers(4, 300, length).tolist()
+    expected = recomputed(folder, kernels, kv_type, ids)
+    for first in range(0, length, MAX_CHUNK):
+        part = ids[first : first + MAX_CHUNK]
+        assert np.array_equal(append(*ring, slots[0], part), expected[first : first + len(part)])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("sinks", [0, TILE])
 def test_with_and_without_sinks_on_any_threads(

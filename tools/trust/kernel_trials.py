@@ -7,7 +7,7 @@ read from there, shows.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -24,6 +24,7 @@ _HEADS = ((1, 1), (3, 1), (4, 2), (9, 3), (2, 2), (8, 1))
 _DIMS = (8, 16, 24, 40, 64, 72)
 _WINDOWS = (1, 2, 3, 17, 63, 64, 65, 100, 127, 128, 129, 191, 256, 257, UNBOUNDED)
 _CHUNKS = (0, 1, 1, 1, 2, 3, 4, 5, 16, 33, TILE)
+_STEPS = 40
 _WIDTHS = (1, 2, 7, 8, 15, 16, 17, 33, 64, 100, 576)
 _CODE_ERROR = 0.5001 / 127  # of the largest number in a key or value, what rounding it to a code may cost
 
@@ -46,10 +47,11 @@ def trials(count: int, seed: int) -> int:
 
 @dataclass
 class _History:
-    """What a slot was given: float64 [kv_heads, dim] of each position, as it was stored when it was written."""
+    """What a slot was given: float64 [positions, kv_heads, dim], as it was stored when it was written."""
 
-    keys: list[np.ndarray] = field(default_factory=list)
-    values: list[np.ndarray] = field(default_factory=list)
+    keys: np.ndarray
+    values: np.ndarray
+    length: int = 0
     written: int = 0
 
 
@@ -59,69 +61,61 @@ class _Conversations:
     def __init__(self, rng: np.random.Generator) -> None:
         self.shape = _shape(rng)
         self.rig = Rig(self.shape, seed=int(rng.integers(1 << 31)), at_end=bool(rng.integers(2)))
-        self.histories = [_History() for _ in range(self.shape.slots)]
+        rows = (3 * self.shape.capacity + _STEPS * 2 * TILE, self.shape.kv_heads, self.shape.dim)
+        self.histories = [_History(np.zeros(rows), np.zeros(rows)) for _ in range(self.shape.slots)]
+        self.steps = 0
         self._rng = rng
 
     def fill(self, rows: int) -> None:
         """Give each slot that many rows, in steps as large as its ring allows."""
         for slot, history in enumerate(self.histories):
-            while len(history.keys) < rows:
-                count = min(self._room(history, len(history.keys)), rows - len(history.keys))
-                self._run([self._segment(slot, len(history.keys), count)])
+            while history.length < rows:
+                count = min(self._room(history.length), rows - history.length)
+                self._run([self._segment(slot, history.length, count)])
 
-    def step(self) -> bool:
-        """A step of some slots, in which drafts that were not accepted may be written again, held against the truth.
-
-        False if nobody had a row.
-        """
+    def step(self) -> None:
+        """A step of some slots, in which drafts that were not accepted may be written again."""
         rng, segments = self._rng, []
         for slot in rng.permutation(self.shape.slots)[: rng.integers(1, self.shape.slots + 1)].tolist():
             history = self.histories[slot]
-            start = len(history.keys)
+            start = history.length
             if rng.integers(4) == 0:
-                start = int(rng.integers(self._earliest(history), start + 1))
-            room = self._room(history, start)
+                earliest = max(0, min(start, history.written - self._room(history.written)))
+                start = int(rng.integers(earliest, start + 1))
+            room = self._room(start)
             segments.append(self._segment(slot, start, min(int(rng.choice([*_CHUNKS, room])), room)))
-        if not any(len(segment.qkv) for segment in segments):
-            return False
-        out = self._run(segments)
-        first = 0
-        for segment in segments:
-            self._check(segment, out[first : first + len(segment.qkv)])
-            first += len(segment.qkv)
-        return True
+        if any(len(segment.qkv) for segment in segments):
+            self._run(segments)
 
-    def _room(self, history: _History, start: int) -> int:
+    def _room(self, start: int) -> int:
         """Rows that a step may write from `start` on."""
         if self.shape.window == UNBOUNDED:
             return min(TILE, self.shape.capacity - start)
         return self.shape.capacity - self.shape.sinks - self.shape.window + 1
 
-    def _earliest(self, history: _History) -> int:
-        """The first position from which the slot can go on."""
-        return max(0, min(len(history.keys), history.written - self._room(history, history.written)))
-
     def _segment(self, slot: int, start: int, rows: int) -> Segment:
         return Segment(slot, start, random_rows(self.shape, rows, int(self._rng.integers(1 << 31))))
 
-    def _run(self, segments: list[Segment]) -> np.ndarray:
+    def _run(self, segments: list[Segment]) -> None:
+        """Run a step, remember what it stored, and hold it against the truth."""
         order = int(self._rng.choice([1, -1]))
         out = self.rig.step(segments, threads=int(self._rng.integers(1, 9)), order=order)
         for segment in segments:
             history, end = self.histories[segment.slot], segment.position + len(segment.qkv)
-            del history.keys[segment.position :], history.values[segment.position :]
             for position in range(segment.position, end):
-                key, value = self.rig.stored(segment.slot, position)
-                history.keys.append(key)
-                history.values.append(value)
-            history.written = max(history.written, end)
-        return out
+                history.keys[position], history.values[position] = self.rig.stored(segment.slot, position)
+            history.length, history.written = end, max(history.written, end)
+        first = 0
+        for segment in segments:
+            self._check(segment, out[first : first + len(segment.qkv)])
+            first += len(segment.qkv)
+        self.steps += 1
 
     def _check(self, segment: Segment, out: np.ndarray) -> None:
-        shape, history = self.shape, self.histories[segment.slot]
-        keys, values, first = np.array(history.keys), np.array(history.values), segment.position
+        shape, history, first = self.shape, self.histories[segment.slot], segment.position
         if not len(out):
             return
+        keys, values = history.keys[: history.length], history.values[: history.length]
         self._check_stored(keys[first:], self.rig.keys(segment))
         self._check_stored(values[first:], segment.qkv[:, shape.heads + shape.kv_heads :])
         truth = attend(*self.rig.queries(segment), keys, values, first, shape.rules)
@@ -138,7 +132,9 @@ def _attention(rng: np.random.Generator) -> int:
     capacity = conversations.shape.capacity
     far = (0, capacity // 2) if conversations.shape.window == UNBOUNDED else (0, 1, capacity, 3 * capacity)
     conversations.fill(int(rng.choice(far)))
-    return sum(conversations.step() for _ in range(int(rng.integers(10, 40))))
+    for _ in range(int(rng.integers(10, _STEPS))):
+        conversations.step()
+    return conversations.steps
 
 
 def _shape(rng: np.random.Generator) -> Shape:
