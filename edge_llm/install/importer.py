@@ -146,8 +146,8 @@ def import_model(
     before = _require_regular(source)
     options = {"sampling": GENERIC_SAMPLING} if recipe is None else _options(recipe)
     paths.private_dir(store.root)
-    # codes and scales take about what they take in the source; the rest is tokenizer, graph and slack
-    staging.require_space(store.root, before.st_size + before.st_size // 4 + (32 << 20))
+    # a byte for a code of 5 or 6 bits is half as much again; the rest is tokenizer, graph and slack
+    staging.require_space(store.root, before.st_size + before.st_size // 2 + (32 << 20))
     try:
         with staging.staging(store.root, name) as folder:
             export_gguf(source, folder, name=name, source_sha256=sha256, progress=report, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,22 @@ def test_floats_are_quantised_alike_in_any_chunks(tmp_path: Path, monkeypatch: p
     error = np.linalg.norm(stored(tmp_path / "w", matrix) - source["c"]) / np.linalg.norm(source["c"])
     assert writer.fidelity[kind] == pytest.approx(error, rel=1e-5)
     assert 0 < error < 0.006
+
+
+@pytest.mark.parametrize("kind", ["Q6_K", "F16"])
+def test_a_large_matrix_needs_no_more_memory_than_its_packed_scales_and_a_chunk(tmp_path: Path, kind: str) -> None:
+    shape = 8192, 1024
+    random = np.random.Generator(np.random.PCG64(3))
+    raw = bytes(2 * math.prod(shape)) if kind == "F16" else random_blocks(random, kind, *shape, 1.0)
+    write_gguf(tmp_path / "x.gguf", {}, {"w": (kind, shape, raw)})
+    with read_gguf(tmp_path / "x.gguf") as gguf, WeightsWriter(tmp_path / "w") as writer:
+        tracemalloc.start()
+        try:
+            matrix = writer.matrix("m", read_matrix(gguf, "w", writer))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 2 * matrix.scales.nbytes + 12_000_000
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
