@@ -18,5 +18,6 @@ def run() -> None:
     previous = signal.signal(signal.SIGINT, _leave)
     from edge_llm_cli import main
 
+    program = main.load()
     signal.signal(signal.SIGINT, previous)
-    main.run()
+    main.run(program)

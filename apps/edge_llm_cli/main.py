@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -103,7 +103,13 @@ app.command()(bench.bench)
 app.command()(doctor.doctor)
 
 
-def run() -> None:
+def load() -> Callable[..., Any]:
+    """The program with all its verbs and options."""
+    command: Callable[..., Any] = typer.main.get_command(app)
+    return command
+
+
+def run(program: Callable[..., Any] | None = None) -> None:
     """The program, once it is loaded."""
     console.prepare()
-    app(prog_name="edge-llm")
+    (program or load())(prog_name="edge-llm")

@@ -29,7 +29,8 @@ def _text(path: Path) -> str:
 
     try:
         if not path.is_file():  # a pipe would wait for its writer
-            raise InputError(f"there is no file {quoted(str(path))}")
+            what = "is not a regular file" if path.exists() else "does not exist"
+            raise InputError(f"{quoted(str(path))} {what}")
         with path.open("rb") as file:
             return file.read(MAX_GRAMMAR_BYTES + 1).decode("utf-8-sig")
     except OSError as error:

@@ -139,10 +139,7 @@ class ModelManifest:
             if not isinstance(raw, dict):
                 raise TypeError("not an object")
             if raw.get("format_version") != FORMAT_VERSION:
-                raise UnsupportedModelError(
-                    f"manifest.json has format version {raw.get('format_version')!r}, this program reads {FORMAT_VERSION}",
-                    hint="import the model again",
-                )
+                raise _other_version(raw.get("format_version"))
             return cls(
                 **{
                     **raw,
@@ -178,6 +175,18 @@ class ModelManifest:
             return cls.from_json(data.decode("utf-8"))
         except UnicodeDecodeError:
             raise ModelFormatError(f"{MANIFEST_NAME} is not UTF-8") from None
+
+
+def _other_version(version: object) -> UnsupportedModelError:
+    if _whole(version, FORMAT_VERSION + 1, 1 << 30):
+        return UnsupportedModelError(
+            f"manifest.json has format version {version}, this program reads {FORMAT_VERSION}",
+            hint="the model was imported by a newer edge-llm: upgrade this one",
+        )
+    return UnsupportedModelError(
+        f"manifest.json has format version {version!r}, this program reads {FORMAT_VERSION}",
+        hint="the model was imported by an older edge-llm: `edge-llm pull NAME`, or import its file again",
+    )
 
 
 def _rope_table(raw: dict[str, Any]) -> RopeTable:

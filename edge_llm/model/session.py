@@ -6,7 +6,11 @@ writes the rows. A step writes rows past the committed length; whoever owns the 
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from pathlib import Path
 
@@ -232,15 +236,33 @@ class Session:
                     (c_char_p, value.encode()),
                 )
             domain = self._ops.register(options)
-            session = api.create(
-                ApiEntry.CREATE_SESSION, (c_void_p, environment()), encode_path(graph), (c_void_p, options)
-            )
+            with _interrupts_later():
+                session = api.create(
+                    ApiEntry.CREATE_SESSION, (c_void_p, environment()), encode_path(graph), (c_void_p, options)
+                )
         except BaseException as error:
             api.release(ApiEntry.RELEASE_CUSTOM_OP_DOMAIN, domain)
             raise self._ops.failure or error from None
         finally:
             api.release(ApiEntry.RELEASE_SESSION_OPTIONS, options)
         return session, domain
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C waits. An exception inside a callback of ONNX Runtime's is lost there, and an op would be half made."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        handler(signal.SIGINT, None)
 
 
 class _Binding:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.errors import GenerationError, ParameterError, quoted
+from edge_llm.errors import GenerationError, ParameterError
 from edge_llm.sampling.grammar import Grammar, GrammarKind, parse_schema
 from edge_llm.sampling.schema_recursion import bound_recursion
 
@@ -220,10 +220,12 @@ def _source(grammar: Grammar) -> str:
     return source
 
 
+_LONGEST_FAULT = 300
+"""characters of a message; what is wrong often stands at its end"""
 _HINT = "docs/decoding.md says what a grammar may hold"
 
 
 def _one_line(text: str) -> str:
     """A message of the compiler, which may quote the grammar, fit for a line."""
-    line = " ".join(text.split())
-    return quoted(line)[1:-1]
+    line = ascii(" ".join(text.split()))[1:-1]
+    return line if len(line) <= _LONGEST_FAULT else line[: _LONGEST_FAULT // 2] + " ... " + line[-_LONGEST_FAULT // 2 :]

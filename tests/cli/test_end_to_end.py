@@ -116,7 +116,9 @@ def test_ctrl_c_stops_the_real_model_and_keeps_what_was_said(smollm2_folder: Pat
 
 
 def test_more_threads_than_cpus_are_no_fault(tiny_folder: Path) -> None:
-    result = program("run", "Hi", "-m", str(tiny_folder), "--max-tokens", "2", "--threads", "64", "--stats")
+    result = program(
+        "run", "Hi", "-m", str(tiny_folder), "--max-tokens", "2", "--temperature", "0", "--threads", "64", "--stats"
+    )
     assert result.returncode == 0
     cut, stats = result.stderr.splitlines()
     assert cut == "the answer was cut: it reached --max-tokens 2"

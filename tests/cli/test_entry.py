@@ -34,7 +34,7 @@ sys.meta_path.insert(0, Finder())
 def test_once_loaded_ctrl_c_is_handled_as_before() -> None:
     code = (
         "import signal, edge_llm_cli.main as m; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "m.run = lambda: print(signal.getsignal(signal.SIGINT).__name__)\n" + ENTRY
+        "m.run = lambda _: print(signal.getsignal(signal.SIGINT).__name__)\n" + ENTRY
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == f"{signal.default_int_handler.__name__}\n"
