@@ -32,7 +32,9 @@ def random_ids(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def load(folder: Path, **options: object) -> Engine:
-    return Engine.load(folder, EngineConfig(**{"context": CONTEXT, "slots": 3, "max_chunk": 64, **options}))
+    """An engine that reads every prompt itself, or no run would be a fresh one."""
+    own = {"context": CONTEXT, "slots": 3, "max_chunk": 64, "prefix_cache": "off"}
+    return Engine.load(folder, EngineConfig(**{**own, **options}))
 
 
 def submit(engine: Engine, ids: tuple[int, ...], tokens: int, policy: str = "slide", **params: object) -> Handle:
@@ -138,16 +140,24 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(write_tiny_gguf(folder / "tiny.gguf", layers=1), folder / "exported")
 
 
-def test_a_chat_goes_on_and_names_what_it_forgot(engine: Engine) -> None:
+def test_a_chat_goes_on_and_names_what_it_forgot(engine: Engine, tiny_folder: Path) -> None:
+    """In its slot it reads nothing twice, however much has fallen out, and says what it says when all is read anew."""
     messages = [Message.user("hello " * 8)]
     forgotten: list[tuple[int, ...]] = []
-    for turn in range(8):
-        handle = engine.chat(
-            messages, SamplingParams(max_tokens=24, temperature=0, ignore_eos=True), context_policy="slide"
-        )
-        text = handle.text()
-        forgotten.append(handle.finished.forgotten)
-        messages += [Message.assistant(text), Message.user(f"question {turn}")]
+    no_text = dict.fromkeys([*range(3), *range(3 + 0x80, 3 + 0x100)], -100.0)  # control, and bytes above ASCII
+    params = SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True, logit_bias=no_text)
+    with load(tiny_folder, prefix_cache="memory", context_policy="slide") as keeping:
+        for turn in range(8):
+            handle, anew = keeping.chat(messages, params), engine.chat(messages, params, context_policy="slide")
+            text = handle.text()
+            assert text == anew.text()
+            assert handle.finished.token_ids == anew.finished.token_ids
+            assert handle.finished.forgotten == anew.finished.forgotten
+            usage = handle.finished.usage
+            assert usage.cached_tokens > usage.prompt_tokens - 50 or turn == 0
+            assert anew.finished.usage.cached_tokens == 0
+            forgotten.append(handle.finished.forgotten)
+            messages += [keeping.reply(text, handle.finished), Message.user(f"question {turn}")]
     assert forgotten[0] == ()
     assert all(set(before) <= set(after) for before, after in pairwise(forgotten))
     assert 0 not in forgotten[-1]
