@@ -12,6 +12,7 @@ from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache
 from edge_llm.config import EngineConfig
+from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.request import Request
 from edge_llm.engine.scheduler import ChunkPolicy, Plan, QueueLimits, Scheduler, Share
@@ -67,6 +68,23 @@ class EngineCore:
             max_rows=session.max_rows,
             chunks=ChunkPolicy(config.max_chunk, config.mixed_chunk),
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        manifest = self.intake.manifest
+        return EngineInfo(
+            name=manifest.name,
+            context=self.cache.context,
+            slots=self.cache.slots,
+            vocab=manifest.dimensions.vocab,
+            chats=self.intake.template is not None,
+            tokenizer_digest=self.intake.tokenizer.digest,
+            layout=manifest.layout,
+            kv_type=self.cache.kv_type.name.lower(),
+            parameters=manifest.parameters,
+            weights_bytes=manifest.weight_bytes,
         )
 
     @property
