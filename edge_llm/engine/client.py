@@ -11,6 +11,7 @@ from edge_llm.engine.handle import Handle, Mailbox
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Sequence
 from edge_llm.errors import EngineStoppedError
+from edge_llm.metrics import Statistics
 
 
 class EngineClient(Protocol):
@@ -22,6 +23,10 @@ class EngineClient(Protocol):
         What is wrong with it is said here, before anything runs: raises `ParameterError`, `TemplateError`,
         `ContextLengthError`, `QueueFullError` with the time after which to try again, and `EngineStoppedError`.
         """
+        ...
+
+    def statistics(self) -> Statistics:
+        """What the engine has done since it was loaded, also after `close`."""
         ...
 
     def close(self, *, drain: bool = False) -> None:
@@ -43,6 +48,9 @@ class ThreadClient:
         sequence = self._core.prepare(request, mailbox.put)
         self._worker.submit(sequence)
         return Handle(mailbox, sequence.cancel, owner=self)
+
+    def statistics(self) -> Statistics:
+        return self._core.statistics()
 
     def close(self, *, drain: bool = False) -> None:
         self._worker.stop(drain=drain)

@@ -13,6 +13,7 @@ from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.handle import Handle
 from edge_llm.engine.request import Request, RequestOptions
 from edge_llm.messages import Finished, Message, Role
+from edge_llm.metrics import Statistics
 from edge_llm.model.manifest import ModelManifest
 from edge_llm.sampling.params import SamplingParams
 
@@ -74,6 +75,10 @@ class Engine:
     def submit(self, request: Request) -> Handle:
         """Start any request."""
         return self._client.submit(request)
+
+    def statistics(self) -> Statistics:
+        """What was done since the model was loaded: durations as histograms, counts of tokens and ends, memory."""
+        return self._client.statistics()
 
     def close(self, *, drain: bool = False) -> None:
         """Cancel what runs, or wait for it with `drain`, and free the model. Idempotent."""
