@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         ToolCallDelta,
         Usage,
     )
+    from edge_llm.metrics import HistogramSnapshot, Statistics
     from edge_llm.sampling.grammar import Grammar
     from edge_llm.sampling.params import SamplingParams
 
@@ -98,6 +99,7 @@ _HOMES = {
         "ToolCallDelta",
         "Usage",
     ),
+    "edge_llm.metrics": ("HistogramSnapshot", "Statistics"),
     "edge_llm.sampling.grammar": ("Grammar",),
     "edge_llm.sampling.params": ("SamplingParams",),
 }
@@ -116,6 +118,7 @@ __all__ = [
     "GenerationError",
     "Grammar",
     "Handle",
+    "HistogramSnapshot",
     "InputError",
     "IntegrityError",
     "KernelError",
@@ -131,6 +134,7 @@ __all__ = [
     "RuntimeFailure",
     "SamplingParams",
     "SessionError",
+    "Statistics",
     "StorageError",
     "TemplateError",
     "TextDelta",
