@@ -91,4 +91,6 @@ class Log:
 
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         with contextlib.suppress(OSError, ValueError):  # nobody reads it
-            print(json.dumps({"time": f"{stamp}Z", "event": event, **values}), file=self._stream or sys.stderr, flush=True)
+            print(
+                json.dumps({"time": f"{stamp}Z", "event": event, **values}), file=self._stream or sys.stderr, flush=True
+            )

@@ -20,7 +20,9 @@ MIN_SECRET = 16
 MAX_SECRET = 512
 MAX_KEYS = 1024
 _MAX_FILE_BYTES = 1 << 20
-_HINT = "a line is NAME KEY or NAME KEY SCOPE; a good key: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+_HINT = (
+    "a line is NAME KEY or NAME KEY SCOPE; a good key: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+)
 
 
 class Scope(StrEnum):

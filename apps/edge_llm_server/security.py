@@ -21,7 +21,7 @@ from edge_llm_server.settings import ServerSettings
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
+Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 PUBLIC = frozenset({"/health"})
 """paths that need no key"""
@@ -83,9 +83,8 @@ class Guard:
             await reply.refuse(error)
         except Exception as error:
             exchange.fault = place_of(error)
-            if reply.started:
+            if not reply.ended:
                 raise ConnectionAbortedError("the answer cannot be completed") from None
-            await reply.refuse(ApiError(500, f"something went wrong; the log knows it as {exchange.id}"))
         finally:
             self._log("request", **exchange.log_entry(self._clock() - started))
 
@@ -249,7 +248,7 @@ class _Reply:
             (b"cache-control", b"no-store"),
             *headers.items(),
         ]
-        self.started = False
+        self.started = self.ended = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -258,6 +257,7 @@ class _Reply:
             message = {**message, "headers": [*message.get("headers", ()), *self._own]}
         else:
             self._exchange.bytes_out += len(message.get("body", b""))
+            self.ended = not message.get("more_body", False)
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:

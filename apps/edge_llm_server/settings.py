@@ -137,7 +137,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_number(name: str, value: object, low: float, high: float, *, whole: bool) -> None:
+def _check_number(name: str, value: Any, low: float, high: float, *, whole: bool) -> None:
     if value is None and name in _OPTIONAL:
         return
     kind: Any = int if whole else (int, float)
