@@ -24,6 +24,7 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import STATE, Exchange
 from edge_llm_server.security import Receive, Send
+from edge_llm_server.translate import parameter_of
 
 
 class Encoder(Protocol):
@@ -79,7 +80,7 @@ class Generate(Response):
             try:
                 handles = await self._engines.submit(client, self._requests)
             except EdgeLLMError as error:
-                raise ApiError.of(error, self._param) from None
+                raise ApiError.of(error, parameter_of(error) or self._param) from None
             answers = [Answer() for _ in handles]
             try:
                 async with _watched(receive, handles) as gone:

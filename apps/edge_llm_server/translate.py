@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -159,11 +159,12 @@ class _refusals:  # noqa: N801 - a context manager
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, EdgeLLMError):
-            raise ApiError.of(error, _named_in(str(error))) from None
+            raise ApiError.of(error, parameter_of(error)) from None
 
 
-def _named_in(text: str) -> str | None:
-    found = re.match(r"[a-z]+(?:_[a-z]+)*", text)
+def parameter_of(error: EdgeLLMError) -> str | None:
+    """The field of the body that an error begins with, if it does."""
+    found = re.match(r"[a-z]+(?:_[a-z]+)*", str(error))
     name = found.group() if found else ""
     return name if name in ChatBody.model_fields or name in CompletionBody.model_fields else None
 
@@ -265,8 +266,3 @@ def _reasoning(body: ChatBody) -> bool | None:
     if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
         return body.chat_template_kwargs.enable_thinking
     return None if body.reasoning_effort is None else body.reasoning_effort != "none"
-
-
-def most_tokens(requests: Sequence[Request]) -> int | None:
-    """The largest answer that was asked for."""
-    return max((request.params.max_tokens or 0 for request in requests), default=0) or None
