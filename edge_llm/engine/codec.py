@@ -256,27 +256,27 @@ def _error(root: type[EdgeLLMError]) -> Codec:
     classes = {
         name: cls for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, EdgeLLMError)
     }
+    arguments = {name: _arguments(cls) for name, cls in classes.items()}
 
     def encode(error: Any) -> dict[str, Any]:
         if not isinstance(error, root):
             raise _refuse(error, root.__name__)
-        cls = next(cls for cls in type(error).__mro__ if classes.get(cls.__name__) is cls)
-        arguments = {name: str(error) if name == "message" else getattr(error, name) for name in _arguments(cls)}
-        return {TAG: cls.__name__, **{name: _arguments(cls)[name].encode(x) for name, x in arguments.items()}}
+        name = next(cls.__name__ for cls in type(error).__mro__ if classes.get(cls.__name__) is cls)
+        values = {key: str(error) if key == "message" else getattr(error, key) for key in arguments[name]}
+        return {TAG: name, **{key: item.encode(values[key]) for key, item in arguments[name].items()}}
 
     def decode(raw: Any) -> EdgeLLMError:
         name = raw.get(TAG) if isinstance(raw, dict) else None
         cls = classes.get(name) if isinstance(name, str) else None
-        if cls is None or not issubclass(cls, root):
+        if not isinstance(name, str) or cls is None or not issubclass(cls, root):
             raise WireError("an object of no known kind")
-        if raw.keys() != {TAG, *_arguments(cls)}:
-            raise WireError(f"arguments of {cls.__name__} are missing or unknown")
-        return cls(**{name: item.decode(raw[name]) for name, item in _arguments(cls).items()})
+        if raw.keys() != {TAG, *arguments[name]}:
+            raise WireError(f"arguments of {name} are missing or unknown")
+        return cls(**{key: item.decode(raw[key]) for key, item in arguments[name].items()})
 
     return Codec(encode, decode)
 
 
-@cache
-def _arguments(cls: Any) -> dict[str, Codec]:
+def _arguments(cls: type[EdgeLLMError]) -> dict[str, Codec]:
     hints = get_type_hints(cls.__init__)
     return {name: codec(hints[name]) for name in list(inspect.signature(cls.__init__).parameters)[1:]}
