@@ -13,6 +13,7 @@ from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Sequence
 from edge_llm.errors import EngineStoppedError
+from edge_llm.metrics import Statistics
 
 
 class EngineClient(Protocol):
@@ -39,6 +40,10 @@ class EngineClient(Protocol):
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of tokens, special ones included; U+FFFD for bytes that are no text. Raises `ParameterError`,
         `EngineStoppedError`."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """What the engine has done since it was loaded, also after `close`."""
         ...
 
     def close(self, *, drain: bool = False) -> None:
@@ -70,6 +75,9 @@ class ThreadClient:
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         return self._core.intake.detokenize(token_ids)
+
+    def statistics(self) -> Statistics:
+        return self._core.statistics()
 
     def close(self, *, drain: bool = False) -> None:
         self._worker.stop(drain=drain)

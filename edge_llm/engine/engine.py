@@ -13,6 +13,7 @@ from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.handle import Handle
 from edge_llm.engine.request import Request, RequestOptions
 from edge_llm.messages import Finished, Message, Role
+from edge_llm.metrics import Statistics
 from edge_llm.sampling.params import SamplingParams
 
 
@@ -79,6 +80,10 @@ class Engine:
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of tokens, special ones included."""
         return self._client.detokenize(token_ids)
+
+    def statistics(self) -> Statistics:
+        """What was done since the model was loaded: durations as histograms, counts of tokens and ends, memory."""
+        return self._client.statistics()
 
     def close(self, *, drain: bool = False) -> None:
         """Cancel what runs, or wait for it with `drain`, and free the model. Idempotent."""

@@ -101,6 +101,7 @@ class Intake:
             window=self._window,
             places=places,
             namespace=request.namespace if request.cache else None,
+            structured=request.response_format is not None,
         )
 
     def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
