@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         ToolCallDelta,
         Usage,
     )
+    from edge_llm.metrics import HistogramSnapshot, Statistics
     from edge_llm.sampling.grammar import Grammar
     from edge_llm.sampling.params import SamplingParams
 
@@ -100,6 +101,7 @@ _HOMES = {
         "ToolCallDelta",
         "Usage",
     ),
+    "edge_llm.metrics": ("HistogramSnapshot", "Statistics"),
     "edge_llm.sampling.grammar": ("Grammar",),
     "edge_llm.sampling.params": ("SamplingParams",),
 }
@@ -118,6 +120,7 @@ __all__ = [
     "GenerationError",
     "Grammar",
     "Handle",
+    "HistogramSnapshot",
     "InputError",
     "IntegrityError",
     "KernelError",
@@ -133,6 +136,7 @@ __all__ = [
     "RuntimeFailure",
     "SamplingParams",
     "SessionError",
+    "Statistics",
     "StorageError",
     "TemplateError",
     "TextDelta",

@@ -5,6 +5,7 @@ A missing or unreadable /proc or /sys costs precision, never an error.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -69,6 +70,12 @@ def available_memory(root: Path = ROOT) -> int | None:
             if limit.isdecimal() and usage.isdecimal() and int(limit) < _UNLIMITED:
                 rooms.append(max(0, int(limit) - int(usage) + _cached_files(folder)))
     return min(rooms, default=None)
+
+
+def resident_memory(root: Path = ROOT) -> int | None:
+    """Bytes of memory that this process holds, mapped files among them; None where nobody says."""
+    words = _text(root / "proc/self/statm").split()
+    return int(words[1]) * mmap.PAGESIZE if len(words) > 1 and words[1].isdecimal() else None
 
 
 def _siblings(cpu: int, root: Path) -> str:

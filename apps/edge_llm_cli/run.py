@@ -112,7 +112,7 @@ def run(
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
             handle = engine.chat([*messages, Message.user(text)], params, response_format=form)
         result = answer.read(handle) if as_json else answer.show(handle)
-        name, context = engine.manifest.name, engine.context
+        name, context = engine.info.name, engine.info.context
     if as_json:
         console.data(_as_object(result, name, load_s))
     else:

@@ -8,16 +8,20 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_llm import machine
 from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache
 from edge_llm.config import EngineConfig
+from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
 from edge_llm.engine.scheduler import ChunkPolicy, Plan, QueueLimits, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Phase, Sequence
-from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
+from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, QueueFullError, SessionError
 from edge_llm.messages import Event, Finished, FinishReason, PromptProgress
+from edge_llm.metrics import Statistics
 from edge_llm.model.step import Step
 from edge_llm.sampling.decoders import Selection
 
@@ -62,11 +66,29 @@ class EngineCore:
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
+        self._recorder = Recorder()
         self._scheduler = Scheduler(
             slots=cache.slots,
             max_rows=session.max_rows,
             chunks=ChunkPolicy(config.max_chunk, config.mixed_chunk),
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        manifest = self.intake.manifest
+        return EngineInfo(
+            name=manifest.name,
+            context=self.cache.context,
+            slots=self.cache.slots,
+            vocab=manifest.dimensions.vocab,
+            chats=self.intake.template is not None,
+            tokenizer_digest=self.intake.tokenizer.digest,
+            layout=manifest.layout,
+            kv_type=self.cache.kv_type.name.lower(),
+            parameters=manifest.parameters,
+            weights_bytes=manifest.weight_bytes,
         )
 
     @property
@@ -84,7 +106,24 @@ class EngineCore:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a prepared sequence take part in the steps. Raises `QueueFullError`."""
-        self._scheduler.enqueue(sequence)
+        try:
+            self._scheduler.enqueue(sequence)
+        except QueueFullError:
+            self._recorder.metrics.admission_rejections.add()
+            raise
+
+    def statistics(self) -> Statistics:
+        """How the engine is doing. Any thread."""
+        running, waiting = self._scheduler.counts
+        held, reserved = self.cache.used_bytes, self.cache.nbytes
+        return Statistics.of(
+            self._recorder.metrics,
+            num_requests_running=running,
+            num_requests_waiting=waiting,
+            kv_cache_bytes=held,
+            kv_cache_usage_perc=held / reserved if reserved else 0.0,
+            rss_bytes=machine.resident_memory(),
+        )
 
     def step(self) -> None:
         """Compute one step and tell its results; nothing if there is no work.
@@ -99,6 +138,7 @@ class EngineCore:
         except SessionError as error:
             self._fail_step(plan, error)
             return
+        self._recorder.metrics.num_steps.add()
         chosen = self._select(plan, logits)
         self._commit(chosen)
         self._emit(chosen)
@@ -138,7 +178,9 @@ class EngineCore:
         self._scheduler.admit(self._place, self._clock())
         for sequence in self._scheduler.sequences:
             if sequence.slot is not None and sequence.phase is Phase.PREFILL:
-                sequence.found(self._prefixes.catch_up(sequence.slot))
+                rows = self._prefixes.catch_up(sequence.slot)
+                self._recorder.caught_up(rows - sequence.committed)
+                sequence.found(rows)
         return self._scheduler.plan()
 
     def _place(self, sequence: Sequence) -> int | None:
@@ -146,6 +188,7 @@ class EngineCore:
         placed = self._prefixes.acquire(sequence.ids, sequence.namespace if self._shares_prefixes else None)
         if placed is None:
             return None
+        self._recorder.placed(sequence, placed)
         sequence.found(placed.rows)
         return placed.slot
 
@@ -178,11 +221,10 @@ class EngineCore:
             if selection is not None:
                 right = max(0, len(selection.accepted) - 1)
                 rows += right
-                sequence.drafted += share.drafts
-                sequence.accepted_drafts += right
+                self._recorder.drafted(sequence, share.drafts, right)
                 sequence.ids.extend(token.token_id for token in selection.accepted)
                 sequence.ids.extend(selection.forced)
-                sequence.marks.token(now)
+                self._recorder.chosen(sequence, now)
             assert sequence.slot is not None
             self.cache.commit(sequence.slot, rows)
             sequence.committed += rows
@@ -196,11 +238,13 @@ class EngineCore:
                 sequence.emit(PromptProgress(done, sequence.prompt_tokens))
             if selection is None:
                 continue
+            told = sequence.stream.completion_tokens
             try:
                 delta = sequence.stream.feed(selection)
             except Exception as error:
                 self._fail(sequence, error)
                 continue
+            self._recorder.metrics.generation_tokens.add(sequence.stream.completion_tokens - told)
             if delta is not None:
                 sequence.emit(delta)
             if sequence.stream.finish is not None:
@@ -239,6 +283,7 @@ class EngineCore:
         assert not sequence.ended
         sequence.ended = True
         self._scheduler.remove(sequence, self._clock())
+        self._recorder.ended(sequence, last)
         if sequence.slot is not None:
             self._prefixes.release(sequence.slot, keep=isinstance(last, Finished))
             sequence.slot = None

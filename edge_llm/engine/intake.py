@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -101,6 +101,7 @@ class Intake:
             window=self._window,
             places=places,
             namespace=request.namespace if request.cache else None,
+            structured=request.response_format is not None,
         )
 
     def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
@@ -151,11 +152,21 @@ class Intake:
             tokens = self.manifest.tokens
             return self.tokenizer.encode_raw(request.text, tokens.bos if tokens.add_bos else None), ()
         assert request.token_ids is not None
+        return self._checked(request.token_ids), ()
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens, special ones included; bytes that are no UTF-8 become U+FFFD.
+
+        Raises `ParameterError` for an id outside the vocabulary.
+        """
+        return self.tokenizer.decode(self._checked(token_ids), skip_special=False)
+
+    def _checked(self, token_ids: Iterable[int]) -> list[int]:
         vocab = self.manifest.dimensions.vocab
-        ids = list(request.token_ids)
+        ids = list(token_ids)
         if any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise ParameterError(f"token ids must be whole numbers from 0 to {vocab - 1}")
-        return ids, ()
+        return ids
 
     def _policy_of(self, request: Request) -> str:
         return request.context_policy or self._policy

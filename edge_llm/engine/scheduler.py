@@ -71,6 +71,12 @@ class Scheduler:
             return len(self._waiting) + len(self._running)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        with self._lock:
+            return len(self._running), len(self._waiting)
+
+    @property
     def sequences(self) -> tuple[Sequence, ...]:
         """All that are not done, the running ones first."""
         with self._lock:

@@ -64,6 +64,7 @@ class Sequence:
         "prompt_tokens",
         "slot",
         "stream",
+        "structured",
         "window",
     )
 
@@ -79,9 +80,11 @@ class Sequence:
         window: ContextWindow,
         places: tuple[range, ...] = (),
         namespace: str | None = None,
+        structured: bool = False,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
-        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody)."""
+        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
+        that a grammar has a say in where the answer ends."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -92,6 +95,7 @@ class Sequence:
         self.window = window
         self.places = places
         self.namespace = namespace
+        self.structured = structured
         self.slot: int | None = None
         self.committed = self.cached = 0
         self.drafted = self.accepted_drafts = 0

@@ -127,6 +127,15 @@ class ModelManifest:
     def weight_bytes(self) -> int:
         return self.files[WEIGHTS_NAME].size
 
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model's matrices; shared embeddings count once, the vectors of norms not at all."""
+        size, layers = self.dimensions, len(self.layers)
+        attention = 2 * (size.heads + size.kv_heads) * size.head_dim
+        embeddings = sum(self.source.tensor_types.values()) - 7 * layers  # q, k, v, output, gate, up, down
+        layer = size.hidden * (attention + 3 * size.intermediate)
+        return layers * layer + max(1, embeddings) * size.vocab * size.hidden
+
     def to_json(self) -> str:
         """The text of manifest.json; `from_json` gives an equal manifest back."""
         return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
@@ -260,6 +269,8 @@ def _check(manifest: ModelManifest) -> None:
     _require(all(isinstance(text, str) for text in (*texts, manifest.license or "")), "a text is expected")
     for mapping in (manifest.source.tensor_types, manifest.source.fidelity):
         _require(isinstance(mapping, Mapping), "source must count its types")
+    counts = manifest.source.tensor_types.values()
+    _require(all(_whole(count, 0, 1 << 20) for count in counts), "source must count its types")
     _require(manifest.kv_type in ("int8", "f32"), "unknown kv_type")
     for name in (GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME):
         _require(name in manifest.files, f"{name} is not listed")
