@@ -60,6 +60,11 @@ class ToolCallParser:
         self.invalid = 0
         """how many began with the marker of a call and were none"""
 
+    @property
+    def in_call(self) -> bool:
+        """The last character belongs to a call, or stands right behind one."""
+        return self._state in (_State.VALUE, _State.AFTER)
+
     def feed(self, chunk: str) -> list[TextDelta | ToolCallDelta]:
         text, self._held = self._held + chunk, ""
         deltas: list[TextDelta | ToolCallDelta] = []
