@@ -108,6 +108,8 @@ class Engines:
     async def _enter(
         self, name: str, wait_s: float | None
     ) -> tuple[AbstractContextManager[EngineClient], EngineClient]:
+        if any(info.name == name for info in self._host.loaded()):
+            wait_s = None  # it only has to be held
         manager = self._host.open(name)
         entering = asyncio.get_running_loop().run_in_executor(self._threads, manager.__enter__)
         try:

@@ -371,6 +371,7 @@ def test_the_sampling_stages_arrive(tiny: openai.OpenAI) -> None:
         {"logit_bias": {"70": 100}}, {"seed": 6}, {"seed": -5}, {"temperature": 0},
     ):  # fmt: skip
         assert text(**options) != plain, options
+    assert text(temperature=1e-320) == text(temperature=0)
     dry = {"dry_multiplier": 50.0, "dry_base": 2, "dry_allowed_length": 1, "dry_sequence_breakers": ["zz"]}
     repeated = {"top_k": 2, "dry_penalty_last_n": 100}
     assert text(**repeated) != text(**repeated, **dry)
