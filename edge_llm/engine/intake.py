@@ -120,6 +120,8 @@ class Intake:
             places=places,
             namespace=request.namespace if request.cache else None,
             structured=request.response_format is not None,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
         )
 
     def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
