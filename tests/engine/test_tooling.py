@@ -106,7 +106,8 @@ def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
 
 
 def test_an_answer_may_hold_one_call_only() -> None:
-    core = make_core(says(CALL * 3), context=2048)
+    calls = "".join(CALL.replace("Par", city) for city in ("Par", "Tun", "Flor"))
+    core = make_core(says(calls), context=2048)
     many = answer(core, ask(tools=(WEATHER,)))[-1]
     one = answer(core, ask(tools=(WEATHER,), parallel_tool_calls=False))[-1]
     assert isinstance(many, Finished)
@@ -114,6 +115,15 @@ def test_an_answer_may_hold_one_call_only() -> None:
     assert (len(many.tool_calls), len(one.tool_calls)) == (3, 1)
     assert one.reason is FinishReason.TOOL_CALLS
     assert len({call.id for call in many.tool_calls + one.tool_calls}) == 4
+    core.close()
+
+
+def test_an_answer_ends_where_it_repeats_a_call() -> None:
+    core = make_core(says(CALL * 30), context=2048)
+    finished = answer(core, ask(tools=(WEATHER,)))[-1]
+    assert isinstance(finished, Finished)
+    assert (len(finished.tool_calls), finished.reason) == (1, FinishReason.TOOL_CALLS)
+    assert finished.usage.completion_tokens < 2 * len(CALL)
     core.close()
 
 
