@@ -109,11 +109,10 @@ def test_what_a_token_says_behind_the_marker_belongs_to_the_call() -> None:
 
 def test_without_a_marker_auto_is_sampled_as_ever() -> None:
     core = make_core(hashed_logits, context=2048)
-    tools_ids = core.intake.prompt(hot(3))[0]
-    with_tools = answer(core, hot(3))[-1]
-    without = answer(
-        core, Request(token_ids=tuple(tools_ids), params=SamplingParams(temperature=1.0, seed=3, max_tokens=900))
-    )[-1]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40)
+    request = Request.chat([Message.user("Rain?")], params, tools=(NOW,))
+    with_tools = answer(core, request)[-1]
+    without = answer(core, Request(token_ids=tuple(core.intake.prompt(request)[0]), params=params))[-1]
     assert isinstance(with_tools, Finished)
     assert isinstance(without, Finished)
     assert with_tools.token_ids == without.token_ids
