@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Self
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
-from edge_llm.engine.tooling import Tooling
+from edge_llm.engine.tooling import Tooling, forces_calls
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
-from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder
+from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder, TriggeredDecoder, mask_without
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
 from edge_llm.sampling.speculation import SpeculativeDecoder
@@ -23,7 +23,7 @@ from edge_llm.text.prompt import RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edge_llm.sampling.grammar_compiler import GrammarCompiler
+    from edge_llm.sampling.grammar_compiler import GrammarCompiler, Matcher
     from edge_llm.text.chat_template import ChatTemplate
 
 
@@ -106,7 +106,7 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=self._decoder(request, params, ids),
+            decoder=self._decoder(request, params, ids, None if prompt is None else prompt.text),
             stream=TextStream(
                 self.tokenizer,
                 params,
@@ -119,14 +119,39 @@ class Intake:
             window=self._window,
             places=places,
             namespace=request.namespace if request.cache else None,
-            structured=request.response_format is not None,
+            structured=request.response_format is not None or forces_calls(request),
+            priority=request.priority,
+            timeout_s=request.timeout_s,
         )
 
-    def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
+    def _decoder(
+        self, request: Request, params: SamplingParams, ids: list[int], prompt: RenderedPrompt | None
+    ) -> Decoder:
         sampler = self._sampler.sequence(params, ids, self.tokenizer.token_bytes)
+        matcher, trigger = self._matcher(request), self.tooling.trigger(request, prompt)
+        if matcher is None:
+            return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+        if trigger is None:
+            return GrammarDecoder(sampler, matcher)
+        until = None if trigger.in_grammar else mask_without(self.manifest.tokens.eos, self.manifest.dimensions.vocab)
+        tokenizer = self.tokenizer
+        return TriggeredDecoder(
+            sampler, matcher, trigger, token_bytes=tokenizer.token_bytes, encode=tokenizer.encode_raw, before=until
+        )
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        """Where the grammar of an answer, or of the calls in it, begins; None if it has none."""
         if request.response_format is not None:
-            return GrammarDecoder(sampler, self._compiler().matcher(request.response_format))
-        return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+            return self._compiler().matcher(request.response_format)
+        try:
+            grammar = self.tooling.grammar(request)
+            return None if grammar is None else self._compiler().matcher(grammar)
+        except ParameterError as error:
+            if not forces_calls(request):
+                return None  # what the model decides to call is read, not ruled
+            raise ParameterError(
+                f"tool_choice {request.tool_choice} cannot be kept: {error}", hint=error.hint
+            ) from None
 
     def _compiler(self) -> GrammarCompiler:
         with self._lock:

@@ -116,6 +116,8 @@ class TextStream:
             self._drop_reports()
         elif self._readers.calls is not None and self._readers.calls.in_call:
             self._drop_reports()
+            if self._readers.calls.repeats:  # a small model would go on for ever
+                self.finish = self.finish or FinishReason.TOOL_CALLS
         if self.completion_tokens >= self._max_tokens and self.finish is None:
             self.finish = FinishReason.LENGTH
 

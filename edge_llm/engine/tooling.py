@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from edge_llm.engine.request import Request
 from edge_llm.engine.stream import AnswerReaders
+from edge_llm.engine.tool_grammar import tool_grammar
 from edge_llm.errors import ModelFormatError
 from edge_llm.messages import Message, Role, Tool
 from edge_llm.model.manifest import ModelManifest
+from edge_llm.sampling.decoders import Trigger
+from edge_llm.sampling.grammar import Grammar
 from edge_llm.text.channels import ChannelSplitter, ReasoningMarkers
 from edge_llm.text.prompt import RenderedPrompt
 from edge_llm.text.tool_calls import MAX_CALLS, ToolCallParser
@@ -82,6 +85,35 @@ class Tooling:
         calls = ToolCallParser(self.syntax, [tool.name for tool in tools]) if tools else None
         several = request.parallel_tool_calls and request.tool_choice in ("auto", "required")
         return AnswerReaders(reasoning, calls, frozenset(self.marker_ids.values()), MAX_CALLS if several else 1)
+
+    def grammar(self, request: Request) -> Grammar | None:
+        """What a forced answer, or a call that the model has begun, must look like; None if nothing rules them.
+
+        Raises `ParameterError` for schemas that no grammar can hold.
+        """
+        tools = offered(request)
+        if not tools or not (forces_calls(request) or self.syntax.begin):
+            return None
+        if not forces_calls(request):
+            return tool_grammar(tools, self.syntax, self.marker_ids, several=False)
+        named = tuple(tool for tool in tools if tool.name == request.tool_choice)
+        several = request.parallel_tool_calls and not named
+        return tool_grammar(named or tools, self.syntax, self.marker_ids, several=several)
+
+    def trigger(self, request: Request, prompt: RenderedPrompt | None) -> Trigger | None:
+        """Where in the answer its grammar begins; None: at its beginning."""
+        if request.response_format is None and not forces_calls(request):
+            return self._trigger(self.syntax.begin, in_grammar=True)
+        if prompt is not None and self._markers is not None and self._markers.open_in(prompt):
+            return self._trigger(self._markers.end, in_grammar=False)
+        return None
+
+    def _trigger(self, text: str, *, in_grammar: bool) -> Trigger:
+        return Trigger(text.encode(), self.marker_ids.get(text), in_grammar)
+
+
+def forces_calls(request: Request) -> bool:
+    return bool(request.tools) and request.tool_choice not in ("none", "auto")
 
 
 def offered(request: Request) -> tuple[Tool, ...]:

@@ -57,6 +57,8 @@ class ToolCallParser:
         self._value = _Value(syntax.form)
         self._end_may_follow = False
         self.calls: list[ToolCall] = []
+        self.repeats = False
+        """a call came that the answer had made already, word for word; it is not told again"""
         self.invalid = 0
         """how many began with the marker of a call and were none"""
 
@@ -142,6 +144,9 @@ class ToolCallParser:
         self._space.drop()
         self._raw = []
         for name, arguments in calls:
+            if any((name, arguments) == (call.name, call.arguments) for call in self.calls):
+                self.repeats = True
+                continue
             call = ToolCall(self._new_id(), name, arguments)
             deltas.append(ToolCallDelta(len(self.calls), call.arguments, id=call.id, name=call.name))
             self.calls.append(call)

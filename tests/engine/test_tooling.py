@@ -26,14 +26,14 @@ from edge_llm.messages import (
 )
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.text.chat_template import ChatTemplate
-from tests.engine.fakes import END, FakeSampler, byte_ids, make_core, manifest, says, text_of, tokenizer
+from tests.engine.fakes import END, FakeSampler, NextToken, byte_ids, make_core, manifest, says, text_of, tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "golden" / "templates"
 THINKING = (TEMPLATES / "thinking.jinja").read_text(encoding="utf-8")
 THINK = {"begin": "<think>", "end": "</think>"}
 HERMES = {"form": "json", "begin": "<tool_call>", "end": "</tool_call>", "arguments": "arguments"}
 WEATHER = Tool("weather", "The sky.", '{"type": "object", "properties": {"city": {"type": "string"}}}')
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Par\\u0069s"}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
 def intake(template: str = THINKING, **changes: Any) -> Intake:
@@ -66,12 +66,23 @@ def ask(**options: Any) -> Request:
     return Request.chat([Message.user("Rain?")], SamplingParams(temperature=0, max_tokens=300), **options)
 
 
+def follows(said: str) -> NextToken:
+    """A model that says this, whatever tokens what it said so far is made of."""
+
+    def following(ids: list[int]) -> int:
+        told = tokenizer().decode(ids).rpartition("assistant\n")[2]
+        rest = said.removeprefix(told) if said.startswith(told) else ""
+        return byte_ids(rest)[0] if rest else END
+
+    return following
+
+
 def prompt_text(core: Intake, request: Request) -> str:
     return core.tokenizer.decode(core.prompt(request)[0], skip_special=False)
 
 
 def test_a_call_in_an_answer() -> None:
-    core = make_core(says(f"Wait.\n{CALL}"), context=2048)
+    core = make_core(follows(f"Wait.\n{CALL}"), context=2048)
     events = answer(core, ask(tools=(WEATHER,)))
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -93,20 +104,20 @@ def test_without_tools_calls_are_text(options: dict[str, Any]) -> None:
 
 
 def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
-    core = make_core(says("<tool_call>{]</tool_call>"), context=2048)
-    events = answer(core, ask(tools=(WEATHER,)))
+    """A schema that no grammar can rule: then what the model makes of it is read as it is."""
+    odd = Tool("odd", "", '{"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}')
+    core = make_core(follows("<tool_call>{]</tool_call>"), context=2048)
+    events = answer(core, ask(tools=(odd,)))
     finished = events[-1]
     assert isinstance(finished, Finished)
-    assert (text_of(events), finished.reason, finished.invalid_tool_calls) == (
-        "<tool_call>{]</tool_call>",
-        FinishReason.STOP,
-        1,
-    )
+    assert text_of(events) == "<tool_call>{]</tool_call>"
+    assert (finished.reason, finished.invalid_tool_calls) == (FinishReason.STOP, 1)
     core.close()
 
 
 def test_an_answer_may_hold_one_call_only() -> None:
-    core = make_core(says(CALL * 3), context=2048)
+    calls = "".join(CALL.replace("Paris", city) for city in ("Paris", "Tunis", "Florence"))
+    core = make_core(follows(calls), context=2048)
     many = answer(core, ask(tools=(WEATHER,)))[-1]
     one = answer(core, ask(tools=(WEATHER,), parallel_tool_calls=False))[-1]
     assert isinstance(many, Finished)
@@ -114,6 +125,15 @@ def test_an_answer_may_hold_one_call_only() -> None:
     assert (len(many.tool_calls), len(one.tool_calls)) == (3, 1)
     assert one.reason is FinishReason.TOOL_CALLS
     assert len({call.id for call in many.tool_calls + one.tool_calls}) == 4
+    core.close()
+
+
+def test_an_answer_ends_where_it_repeats_a_call() -> None:
+    core = make_core(follows(CALL * 30), context=2048)
+    finished = answer(core, ask(tools=(WEATHER,)))[-1]
+    assert isinstance(finished, Finished)
+    assert (len(finished.tool_calls), finished.reason) == (1, FinishReason.TOOL_CALLS)
+    assert finished.usage.completion_tokens < 2 * len(CALL)
     core.close()
 
 

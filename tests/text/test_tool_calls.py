@@ -219,9 +219,15 @@ def test_a_call_may_have_a_mebibyte_and_no_more() -> None:
 
 
 def test_an_answer_has_a_bounded_number_of_calls() -> None:
-    one = '<tool_call>{"name": "f"}</tool_call>'
-    shown, calls, invalid = parse(one * (MAX_CALLS + 1))
-    assert (shown, len(calls), invalid) == (one, MAX_CALLS, 1)
+    made = [f'<tool_call>{{"name": "f", "arguments": {{"n": {n}}}}}</tool_call>' for n in range(MAX_CALLS + 1)]
+    shown, calls, invalid = parse("".join(made))
+    assert (shown, len(calls), invalid) == (made[-1], MAX_CALLS, 1)
+
+
+def test_a_call_is_told_once() -> None:
+    reading = parser(GENERIC)
+    read(reading, ['<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>'])
+    assert (len(reading.calls), reading.repeats, reading.invalid) == (1, True, 0)
 
 
 def test_ids_are_unique_and_fit_every_template() -> None:
