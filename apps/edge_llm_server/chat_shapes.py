@@ -75,7 +75,7 @@ class ChatStream:
             case ReasoningDelta(text):
                 return self._chunk(index, f'{{"reasoning_content": {json.dumps(text)}}}')
             case ToolCallDelta():
-                return self._chunk(index, json.dumps({"tool_calls": [_call_delta(event)]}))
+                return "".join(self._chunk(index, json.dumps({"tool_calls": [piece]})) for piece in _call_pieces(event))
         return ""
 
     def ending(self, index: int, answer: Answer) -> str:
@@ -107,11 +107,15 @@ def _message(answer: Answer) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _call_delta(event: ToolCallDelta) -> dict[str, Any]:
-    if event.name is None:
-        return {"index": event.index, "function": {"arguments": event.arguments}}
-    function = {"name": event.name, "arguments": event.arguments}
-    return {"index": event.index, "id": event.id, "type": "function", "function": function}
+def _call_pieces(event: ToolCallDelta) -> list[dict[str, Any]]:
+    """First the name without arguments, then pieces of them: clients tell a new call from more of one by that."""
+    pieces: list[dict[str, Any]] = []
+    if event.name is not None:
+        function = {"name": event.name, "arguments": ""}
+        pieces.append({"index": event.index, "id": event.id, "type": "function", "function": function})
+    if event.arguments:
+        pieces.append({"index": event.index, "function": {"arguments": event.arguments}})
+    return pieces
 
 
 def _tail(answers: Sequence[Answer]) -> dict[str, Any]:

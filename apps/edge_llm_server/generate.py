@@ -108,8 +108,8 @@ class Generate(Response):
                     continue
                 index, event = item
                 answers[index].add(event)
-                if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED and not gone.is_set():
-                    raise ApiError.unavailable("the server is stopping", 5.0)
+                if isinstance(event, Finished) and not gone.is_set():
+                    _check_end(event)
                 yield item
         except EdgeLLMError as error:
             raise ApiError.of(error, self._param) from None
@@ -155,6 +155,14 @@ class Generate(Response):
         except ApiError as error:
             await say(kind.error(error))
         await send({"type": "http.response.body", "body": b""})
+
+
+def _check_end(end: Finished) -> None:
+    """Raises `ApiError` where the client is owed an answer that it did not get."""
+    if end.reason is FinishReason.CANCELLED:
+        raise ApiError.unavailable("the server is stopping", 5.0)
+    if end.reason is FinishReason.TIMEOUT and not end.usage.completion_tokens:
+        raise ApiError.unavailable("the time of the request was up before its answer began", 5.0)
 
 
 @contextlib.asynccontextmanager

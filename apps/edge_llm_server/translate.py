@@ -149,6 +149,8 @@ def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt:
             response_format=_grammar(body),
             cache=body.cache_prompt is not False,
             namespace=caller.namespace,
+            priority=_PRIORITIES.get(body.service_tier or "", "normal"),
+            timeout_s=caller.timeout_s,
         )
 
 
