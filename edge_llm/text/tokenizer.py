@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -196,9 +196,9 @@ class Tokenizer:
         silent = self.special_ids if skip_special else ()
         return b"".join(self.token_bytes(i) for i in ids if i not in silent).decode("utf-8", "replace")
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A new incremental decoder, whose deltas joined are `decode` of all."""
-        return Detokenizer(self.token_bytes, self.special_ids if skip_special else ())
+    def detokenizer(self, *, skip_special: bool = True, shown: Set[int] = frozenset()) -> Detokenizer:
+        """A new incremental decoder, whose deltas joined are `decode` of all; `shown` are special ids that it shows anyway."""
+        return Detokenizer(self.token_bytes, self.special_ids - shown if skip_special else ())
 
 
 def _parse(data: bytes) -> dict[str, Any]:
