@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_llm.messages import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from edge_llm_server.answer import Answer, chat_logprobs, timings, usage
+from edge_llm_server.shape import ServerSentEvents
 
 FINGERPRINT = "edge_llm"
 
@@ -53,7 +54,7 @@ class ChatReply:
         return {**head, "system_fingerprint": FINGERPRINT, **tier}
 
 
-class ChatStream:
+class ChatStream(ServerSentEvents):
     """Encodes events as chunks. What does not change from token to token is written once."""
 
     def __init__(self, reply: ChatReply) -> None:

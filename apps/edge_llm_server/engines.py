@@ -47,6 +47,11 @@ class Engines:
         """the first model, or the one in its stead, has been loaded"""
 
     @property
+    def ping_s(self) -> float:
+        """How long a stream may say nothing."""
+        return self._settings.ping_s
+
+    @property
     def names(self) -> tuple[str, ...]:
         return self._settings.models
 

@@ -10,7 +10,7 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import Progress, open_engine
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.errors import ParameterError
-from edge_llm.model.manifest import ModelManifest
+from edge_llm_server.cards import ModelCard
 from edge_llm_server.local_host import LocalHost
 from edge_llm_server.serving import Serving
 from edge_llm_server.settings import ServerSettings
@@ -29,7 +29,8 @@ def launch(
     `folders` are those of the models and the fallback of the settings; each is offered under the name in its manifest.
     `note` is given lines for whoever started it. Raises `InputError` for an address that cannot be listened on.
     """
-    names = {model: ModelManifest.read(folder).name for model, folder in folders.items()}
+    cards = {model: ModelCard.read(folder) for model, folder in folders.items()}
+    names = {model: card.name for model, card in cards.items()}
     if len(set(names.values())) < len(names):
         raise ParameterError(f"two models have the same name: {', '.join(sorted(names.values()))}")
     settings = settings.with_options(
@@ -41,7 +42,8 @@ def launch(
         return ThreadClient(open_engine(folder, config, progress))
 
     host = LocalHost({names[model]: folder for model, folder in folders.items()}, load)
-    serving = Serving(settings, host, most_requests=config.slots + config.queue_limit)
+    known = {card.name: card for card in cards.values()}
+    serving = Serving(settings, host, known, most_requests=config.slots + config.queue_limit)
     address = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{serving.port}"
     note(f"listening on {address}, loading {settings.models[0]}")
     asyncio.run(serving.run(lambda: note(f"ready: {address}/v1 (Ctrl-C stops)")))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edge_llm_server.cards import ModelCard
 from edge_llm_server.exchange import Log
 from edge_llm_server.local_host import LocalHost
 from edge_llm_server.serving import Serving
@@ -19,6 +20,21 @@ from edge_llm_server.settings import ServerSettings
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.core import EngineCore
 from tests.engine.fakes import make_core
+
+
+def card(name: str) -> ModelCard:
+    return ModelCard(
+        name=name,
+        digest="ab" * 32,
+        size=123_456,
+        architecture="llama",
+        parameters=135_000_000,
+        types=("Q4_1", "Q8_0"),
+        context=4096,
+        embedding=64,
+        chats=True,
+        modified=1.8e9,
+    )
 
 
 class Running:
@@ -59,6 +75,7 @@ def running(
     serving = Serving(
         made,
         LocalHost({name: Path(name) for name in made.models}, load or load_core),
+        {name: card(name) for name in made.models},
         log=Log(stream),
         most_requests=most_requests,
     )

@@ -17,6 +17,7 @@ from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import Log
 from edge_llm_server.limits import Limits
 from edge_llm_server.local_host import LocalHost
+from edge_llm_server.ollama_bodies import OllamaChatBody, OllamaGenerateBody, ShowBody
 from edge_llm_server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge_llm_server.security import Door, Guard
 from edge_llm_server.service import Service
@@ -26,10 +27,15 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.kernels.warmup import KernelLibrary
+from tests.server.harness import card
 
+OLLAMA = {"model": "tiny", "options": {"num_predict": 1}}
 BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}),
     "/v1/completions": (CompletionBody, {"prompt": "hello", "max_tokens": 1}),
+    "/api/chat": (OllamaChatBody, {**OLLAMA, "messages": [{"role": "user", "content": "hello"}]}),
+    "/api/generate": (OllamaGenerateBody, {**OLLAMA, "prompt": "hello"}),
+    "/api/show": (ShowBody, {"model": "tiny"}),
     "/tokenize": (TokenizeBody, {"content": "hello"}),
     "/detokenize": (DetokenizeBody, {"tokens": [70]}),
 }
@@ -56,7 +62,7 @@ class Direct:
             return ThreadClient(open_engine(folder, EngineConfig(context=256, slots=4)))
 
         self.engines = Engines(LocalHost({"tiny": folder}, load), settings)
-        app = create_app(Service(settings, self.engines))
+        app = create_app(Service(settings, self.engines, {"tiny": card("tiny")}))
         door = Door(frozenset({"h"}), trusted=False)
         self.guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()))
 
@@ -96,6 +102,8 @@ def fault_of(status: int, body: bytes) -> str | None:
     if not 400 <= status < 500:
         return f"status {status}"
     error = json.loads(body)["error"]
+    if isinstance(error, str):  # Ollama's
+        return None if error and "\n" not in error else f"no message: {error}"
     if set(error) < {"message", "type", "param", "code"} or not error["message"] or "\n" in error["message"]:
         return f"not OpenAI's error: {error}"
     return None

@@ -422,7 +422,7 @@ def test_an_address_in_use_is_one_clear_line() -> None:
     with running() as server:
         settings = ServerSettings(models=("m",), port=server.serving.port)
         with pytest.raises(InputError, match=rf"cannot listen on 127.0.0.1:{server.serving.port}: "):
-            Serving(settings, LocalHost({}, lambda _: ThreadClient(make_core())))
+            Serving(settings, LocalHost({}, lambda _: ThreadClient(make_core())), {})
 
 
 def _is_closed(connection: socket.socket) -> bool:
