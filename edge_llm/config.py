@@ -74,7 +74,7 @@ class EngineConfig:
     private: bool = False
     """keep nothing of conversations on disk, whatever else is set"""
 
-    speculation: str = "off"
+    speculation: str = "lookup"
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
     def __post_init__(self) -> None:
