@@ -246,12 +246,12 @@ class EngineCore:
                 continue
             told = sequence.stream.completion_tokens
             try:
-                delta = sequence.stream.feed(selection)
+                deltas = sequence.stream.feed(selection)
             except Exception as error:
                 self._fail(sequence, error)
                 continue
             self._recorder.metrics.generation_tokens.add(sequence.stream.completion_tokens - told)
-            if delta is not None:
+            for delta in deltas:
                 sequence.emit(delta)
             if sequence.stream.finish is not None:
                 self._finish(sequence, sequence.stream.finish)
@@ -261,11 +261,11 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End with `Finished`, after the text that was held back."""
         try:
-            delta = sequence.stream.flush()
+            deltas = sequence.stream.flush()
         except Exception as error:
             self._fail(sequence, error)
             return
-        if delta is not None:
+        for delta in deltas:
             sequence.emit(delta)
         self._end(sequence, sequence.finished(reason, self._clock()))
 

@@ -64,10 +64,11 @@ class Engine:
         return self.submit(Request.completion(text, params, **options))
 
     def reply(self, text: str, finished: Finished) -> Message:
-        """The message to go on with after an answer of this engine: its text and its tokens, so that no row of it has to
-        be computed again."""
+        """The message to go on with after an answer of this engine: its text, its tool calls and its tokens, so that no row
+        of it has to be computed again. What was thought before it is no part of it."""
         digest = self.info.tokenizer_digest
-        return Message(Role.ASSISTANT, text, token_ids=finished.token_ids, tokenizer_digest=digest)
+        calls, ids = finished.tool_calls, finished.token_ids
+        return Message(Role.ASSISTANT, text, tool_calls=calls, token_ids=ids, tokenizer_digest=digest)
 
     def submit(self, request: Request) -> Handle:
         """Start any request."""

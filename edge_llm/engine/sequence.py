@@ -155,14 +155,16 @@ class Sequence:
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
         """The last event, for an end at `now`."""
+        calls = self.stream.tool_calls
         return Finished(
-            reason=reason,
+            reason=FinishReason.TOOL_CALLS if calls and reason is FinishReason.STOP else reason,
             usage=Usage(
                 self.prompt_tokens,
                 self.stream.completion_tokens,
                 self.cached,
                 draft_tokens=self.drafted,
                 accepted_draft_tokens=self.accepted_drafts,
+                reasoning_tokens=self.stream.reasoning_tokens,
             ),
             timings=self._timings(now),
             seed=self.decoder.seed,
@@ -170,6 +172,8 @@ class Sequence:
             matched_stop=self.stream.matched_stop,
             forgotten=self.window.forgotten_places(self.places, self.committed),
             forgotten_tokens=len(self.window.forgotten(self.committed)),
+            tool_calls=calls,
+            invalid_tool_calls=self.stream.invalid_tool_calls,
         )
 
     def _timings(self, now: float) -> Timings:

@@ -183,8 +183,8 @@ def test_one_json_object(invoke, engine) -> None:
         3,
         "stub",
     )
-    drafts = {"draft_tokens": 0, "accepted_draft_tokens": 0}
-    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2, **drafts}
+    rest = {"draft_tokens": 0, "accepted_draft_tokens": 0, "reasoning_tokens": 0}
+    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2, **rest}
     timings = value["timings"]
     assert list(timings) == [
         "load_s",

@@ -215,6 +215,9 @@ class FakeSequenceSampler:
         if self.params.temperature:
             noise = np.random.Generator(np.random.Philox(key=self.seed, counter=token_index)).gumbel(size=row.size)
             scores = row / self.params.temperature + noise
+        if mask is not None:
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: scores.size]
+            scores = np.where(allowed, scores, -np.inf)
         chosen = int(scores.argmax())
         if not self.params.logprobs:
             return Sampled(chosen)
