@@ -5,6 +5,8 @@ A missing or unreadable /proc or /sys costs precision, never an error.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import os
 from collections.abc import Collection, Iterator
@@ -27,6 +29,12 @@ def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
     """How many physical cores the logical CPUs `cpus` belong to; a CPU whose siblings are unknown counts as a core."""
     cores = {_siblings(cpu, root) for cpu in cpus}
     return max(1, len(cores))
+
+
+def return_freed_memory() -> None:
+    """Give the system what the C library keeps of memory that was freed, where it can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cpu_identity(root: Path = ROOT) -> str | None:

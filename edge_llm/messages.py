@@ -33,6 +33,8 @@ class FinishReason(StrEnum):
     """max_tokens or the context was reached"""
     TOOL_CALLS = "tool_calls"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    """the request's time was up"""
 
 
 _TOOL_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_TOOL_NAME}}}")

@@ -94,9 +94,9 @@ def _percentile(ascending: list[float], percent: int) -> float | None:
 
 
 class Metrics:
-    """What one engine counts; what only goes up and down is asked for when a snapshot is made.
+    """What one engine counts; the rest of a `Statistics` is asked for when one is made.
 
-    One thread changes it, but for `admission_rejections`, whose writers hold the queue's lock; any may read it.
+    One thread changes it, any may read it.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,6 @@ class Metrics:
         self.prefix_cache_hits: Tally[str] = Tally()
         self.num_preemptions = Counter()
         self.num_steps = Counter()
-        self.admission_rejections = Counter()
         self.request_success: Tally[str] = Tally()
         self.request_errors: Tally[str] = Tally()
         self.truncated_structures = Counter()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from edge_llm.machine import cpu_identity, resident_memory
+import pytest
+
+from edge_llm.machine import cpu_identity, resident_memory, return_freed_memory
 
 INTEL = """processor\t: {number}
 vendor_id\t: GenuineIntel
@@ -51,3 +53,13 @@ def test_resident_memory_is_pages_or_unknown(tmp_path: Path) -> None:
     for text, told in (("90 7 3 1 0 9 0\n", 7 * mmap.PAGESIZE), ("90 what", None), ("", None)):
         (tmp_path / "proc/self/statm").write_text(text)
         assert resident_memory(tmp_path) == told
+
+
+def test_freed_memory_can_be_returned_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    return_freed_memory()
+
+    def no_library(name: str | None) -> None:
+        raise OSError(f"{name} cannot be loaded")
+
+    monkeypatch.setattr("ctypes.CDLL", no_library)
+    return_freed_memory()

@@ -66,6 +66,7 @@ def test_a_snapshot_is_json_and_stays_as_it_is() -> None:
     gauges = {
         "num_requests_running": 1,
         "num_requests_waiting": 2,
+        "admission_rejections": 0,
         "kv_cache_bytes": 3,
         "kv_cache_usage_perc": 0.5,
         "rss_bytes": None,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
-from edge_llm.engine.core import EngineCore
 from edge_llm.engine.handle import Handle, Mailbox
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
-from edge_llm.engine.sequence import Sequence
 from edge_llm.errors import EngineStoppedError
 from edge_llm.metrics import Statistics
+
+if TYPE_CHECKING:  # whoever only talks to an engine elsewhere does not load what one is made of
+    from edge_llm.engine.core import EngineCore
+    from edge_llm.engine.sequence import Emit, Sequence
 
 
 class EngineClient(Protocol):
@@ -62,9 +64,13 @@ class ThreadClient:
 
     def submit(self, request: Request) -> Handle:
         mailbox = Mailbox()
-        sequence = self._core.prepare(request, mailbox.put)
+        return Handle(mailbox, self.start(request, mailbox.put), owner=self)
+
+    def start(self, request: Request, emit: Emit) -> Callable[[], None]:
+        """As `submit`, but `emit` is called with the events, on the engine's thread; gives what cancels the request."""
+        sequence = self._core.prepare(request, emit)
         self._worker.submit(sequence)
-        return Handle(mailbox, sequence.cancel, owner=self)
+        return sequence.cancel
 
     @property
     def info(self) -> EngineInfo:

@@ -17,9 +17,10 @@ from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
-from edge_llm.engine.scheduler import ChunkPolicy, Plan, QueueLimits, Scheduler, Share
+from edge_llm.engine.scheduler import ChunkPolicy, Plan, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Phase, Sequence
-from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, QueueFullError, SessionError
+from edge_llm.engine.waiting import QueueLimits
+from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
 from edge_llm.messages import Event, Finished, FinishReason, PromptProgress
 from edge_llm.metrics import Statistics
 from edge_llm.model.step import Step
@@ -102,15 +103,12 @@ class EngineCore:
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
+        self._scheduler.check_room(request.priority)  # before any work: who has too much to do must say so at once
         return self.intake.sequence(request, emit, self._clock)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a prepared sequence take part in the steps. Raises `QueueFullError`."""
-        try:
-            self._scheduler.enqueue(sequence)
-        except QueueFullError:
-            self._recorder.metrics.admission_rejections.add()
-            raise
+        self._scheduler.enqueue(sequence)
 
     def statistics(self) -> Statistics:
         """How the engine is doing. Any thread."""
@@ -120,6 +118,7 @@ class EngineCore:
             self._recorder.metrics,
             num_requests_running=running,
             num_requests_waiting=waiting,
+            admission_rejections=self._scheduler.refused,
             kv_cache_bytes=held,
             kv_cache_usage_perc=held / reserved if reserved else 0.0,
             rss_bytes=machine.resident_memory(),
@@ -172,10 +171,13 @@ class EngineCore:
     # --- the parts of a step ---
 
     def _plan(self) -> Plan:
+        now = self._clock()
         for sequence in self._scheduler.sequences:
             if sequence.cancelled:
                 self._finish(sequence, FinishReason.CANCELLED)
-        self._scheduler.admit(self._place, self._clock())
+            elif sequence.deadline is not None and sequence.deadline <= now:
+                self._finish(sequence, FinishReason.TIMEOUT)
+        self._scheduler.admit(self._place, now)
         for sequence in self._scheduler.sequences:
             if sequence.slot is not None and sequence.phase is Phase.PREFILL:
                 rows = self._prefixes.catch_up(sequence.slot)

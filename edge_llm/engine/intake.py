@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from edge_llm import machine
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
@@ -86,6 +87,7 @@ class Intake:
         except ParameterError as error:
             raise ModelFormatError(f"manifest.json: sampling: {error}", hint="import the model again") from None
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
+        machine.return_freed_memory()  # to read it took three times what it keeps
         template = _read_template(folder, manifest, tokenizer) if manifest.has_chat_template else None
         return cls(manifest, tokenizer, template, sampler=sampler, window=window, policy=policy, speculates=speculates)
 
@@ -120,6 +122,8 @@ class Intake:
             places=places,
             namespace=request.namespace if request.cache else None,
             structured=request.response_format is not None or forces_calls(request),
+            priority=request.priority,
+            timeout_s=request.timeout_s,
         )
 
     def _decoder(

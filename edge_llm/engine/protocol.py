@@ -9,6 +9,9 @@ from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError
 from edge_llm.messages import Event
+from edge_llm.metrics import Statistics
+
+Answer = str | tuple[int, ...] | Statistics | None
 
 # --- to the engine ---
 
@@ -49,6 +52,13 @@ class Detokenize:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Tell the engine's `Statistics`."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End the requests, or wait for them; then say nothing more. May follow on another one to cut it short."""
 
@@ -79,10 +89,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """To `Submit` (nothing), `Tokenize` (ids) or `Detokenize` (a text); or what is wrong with it."""
+    """To `Submit` (nothing), `Tokenize` (ids), `Detokenize` (a text), `Measure`; or what is wrong with it."""
 
     id: int
-    value: str | tuple[int, ...] | EdgeLLMError | None = None
+    value: Answer | EdgeLLMError = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,5 +103,12 @@ class Happened:
     event: Event | EdgeLLMError
 
 
-ToEngine = Open | Submit | Cancel | Tokenize | Detokenize | Close
-FromEngine = Loading | Ready | Failed | Reply | Happened
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The last message: nothing runs any more, and this is what the engine has done."""
+
+    statistics: Statistics
+
+
+ToEngine = Open | Submit | Cancel | Tokenize | Detokenize | Measure | Close
+FromEngine = Loading | Ready | Failed | Reply | Happened | Closed

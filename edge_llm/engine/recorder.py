@@ -56,7 +56,7 @@ class Recorder:
             metrics.request_errors[type(last).__name__] += 1
             return
         metrics.request_success[last.reason.value] += 1
-        if sequence.structured and last.reason is FinishReason.LENGTH:
+        if sequence.structured and last.reason in (FinishReason.LENGTH, FinishReason.TIMEOUT):
             metrics.truncated_structures.add()
         metrics.request_queue_time_seconds.observe(last.timings.queue_s)
         metrics.e2e_request_latency_seconds.observe(last.timings.total_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self, TypedDict, Unpack
@@ -13,6 +14,8 @@ from edge_llm.sampling.grammar import Grammar, parse_schema
 from edge_llm.sampling.params import SamplingParams
 
 MAX_TOOLS = 128
+PRIORITIES = ("interactive", "normal", "batch")
+"""the most urgent first"""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -26,6 +29,8 @@ class RequestOptions(TypedDict, total=False):
     tool_choice: str
     parallel_tool_calls: bool
     reasoning: bool | None
+    priority: str
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ class Request:
     """an answer may hold several calls"""
     reasoning: bool | None = None
     """think before the answer, or do not, where the model's template has a switch for it; None: what the template does"""
+    priority: str = "normal"
+    """`interactive` goes before `normal`, and that before `batch`; but who has waited long goes before who just came"""
+    timeout_s: float | None = None
+    """seconds from submit on after which the answer ends where it is, in the queue too; None: it may take any time"""
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
@@ -73,6 +82,11 @@ class Request:
         if not isinstance(self.parallel_tool_calls, bool) or not isinstance(self.reasoning, bool | None):
             raise ParameterError("parallel_tool_calls must be True or False, and reasoning True, False or None")
         self._check_tools()
+        if self.priority not in PRIORITIES:
+            raise ParameterError(f"priority must be {', '.join(PRIORITIES)}, not {self.priority!r}")
+        timeout = self.timeout_s
+        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < math.inf):
+            raise ParameterError(f"timeout_s must be a number above 0, or None, not {timeout!r}")
 
     def _check_tools(self) -> None:
         if not isinstance(self.tools, tuple) or not all(isinstance(tool, Tool) for tool in self.tools):

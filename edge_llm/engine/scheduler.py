@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from edge_llm.engine.sequence import Phase, Sequence
+from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import QueueFullError
 from edge_llm.model.step import Segment, Step
 
-_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+_FIRST_GUESS_S = 1.0  # how long a request runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,6 @@ class ChunkPolicy:
 
     alone: int
     mixed: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """What may wait for a slot."""
-
-    requests: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +44,20 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served, within bounds.
+    """The most urgent first, within bounds.
 
-    `enqueue` may be called from any thread; everything else from the one that runs the steps.
+    `check_room` and `enqueue` may be called from any thread; everything else from the one that runs the steps.
     """
 
     def __init__(self, *, slots: int, max_rows: int, chunks: ChunkPolicy, limits: QueueLimits) -> None:
         """`max_rows` bounds the rows of a step and is at least `slots`, so that everybody answered gets a row."""
-        self._slots, self._max_rows, self._chunks, self._limits = slots, max_rows, chunks, limits
+        self._slots, self._max_rows, self._chunks = slots, max_rows, chunks
         self._lock = threading.Lock()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue(limits)
         self._running: list[Sequence] = []
-        self._mean_s = _SHORTEST_RETRY_S
+        self._mean_s = _FIRST_GUESS_S
+        self.refused = 0
+        """requests for which there was no room"""
 
     def __len__(self) -> int:
         """Requests that are not done."""
@@ -82,31 +76,30 @@ class Scheduler:
         with self._lock:
             return (*self._running, *self._waiting)
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Add a request. Raises `QueueFullError` if it would have to wait and too much waits already."""
+    def check_room(self, priority: str, prompt_tokens: int = 1) -> None:
+        """Raises `QueueFullError` if a request would have to wait and too much waits already."""
         with self._lock:
-            free = self._slots - len(self._running)
-            if len(self._waiting) >= free:
-                self._check_room(list(self._waiting)[free:], sequence)
-            self._waiting.append(sequence)
+            self._check_room(priority, prompt_tokens)
 
-    def _check_room(self, queued: list[Sequence], sequence: Sequence) -> None:
-        tokens = sum(other.prompt_tokens for other in queued)
-        # a prompt longer than the whole limit may wait when nobody else does, or it never could
-        crowded = bool(queued) and tokens + sequence.prompt_tokens > self._limits.tokens
-        if len(queued) >= self._limits.requests or crowded:
-            retry_s = self._mean_s * (len(queued) + 1) / self._slots
-            raise QueueFullError(
-                f"{len(queued)} requests with {tokens} prompt tokens are waiting already",
-                retry_after_s=min(max(retry_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S),
-                hint="try again later",
-            )
+    def enqueue(self, sequence: Sequence) -> None:
+        """Add a request. Raises `QueueFullError` as `check_room`."""
+        with self._lock:
+            self._check_room(sequence.priority, sequence.prompt_tokens)
+            self._waiting.add(sequence)
+
+    def _check_room(self, priority: str, prompt_tokens: int) -> None:
+        free, retry_s = self._slots - len(self._running), self._mean_s / self._slots
+        try:
+            self._waiting.check_room(priority, prompt_tokens, free=free, retry_s=retry_s)
+        except QueueFullError:
+            self.refused += 1
+            raise
 
     def admit(self, acquire: Callable[[Sequence], int | None], now: float) -> None:
         """Give those who wait the slots that `acquire` has."""
-        while self._waiting and (slot := acquire(self._waiting[0])) is not None:
+        while (sequence := self._waiting.first) is not None and (slot := acquire(sequence)) is not None:
             with self._lock:
-                sequence = self._waiting.popleft()
+                self._waiting.remove(sequence)
                 sequence.slot = slot
                 sequence.marks.admitted = now
                 self._running.append(sequence)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import EdgeLLMError
@@ -14,6 +15,10 @@ from edge_llm.sampling.decoders import Decoder
 
 Emit = Callable[[Event | EdgeLLMError], None]
 """takes a request's events; `Finished` or an error comes last, once"""
+
+
+_STEPS_BACK_S = dict(zip(PRIORITIES, (0.0, 60.0, 300.0), strict=True))
+"""seconds by which a request counts as later than it came"""
 
 
 class Phase(Enum):
@@ -52,6 +57,7 @@ class Sequence:
         "cached",
         "cancelled",
         "committed",
+        "deadline",
         "decoder",
         "drafted",
         "emit",
@@ -61,6 +67,7 @@ class Sequence:
         "max_tokens",
         "namespace",
         "places",
+        "priority",
         "prompt_tokens",
         "slot",
         "stream",
@@ -81,6 +88,8 @@ class Sequence:
         places: tuple[range, ...] = (),
         namespace: str | None = None,
         structured: bool = False,
+        priority: str = "normal",
+        timeout_s: float | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
         lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
@@ -96,6 +105,8 @@ class Sequence:
         self.places = places
         self.namespace = namespace
         self.structured = structured
+        self.priority = priority
+        self.deadline = None if timeout_s is None else submitted + timeout_s
         self.slot: int | None = None
         self.committed = self.cached = 0
         self.drafted = self.accepted_drafts = 0
@@ -109,6 +120,19 @@ class Sequence:
         if self.slot is None:
             return Phase.QUEUED
         return Phase.PREFILL if len(self.ids) == self.prompt_tokens else Phase.DECODE
+
+    @property
+    def urgency(self) -> float:
+        """When its turn comes, the smallest first: its arrival, later by what its priority costs.
+
+        So somebody of a lower priority goes before all who come long enough after, and nobody waits for ever.
+        """
+        return self.marks.submitted + _STEPS_BACK_S[self.priority]
+
+    @property
+    def rank(self) -> int:
+        """Place of its priority, 0 for the most urgent."""
+        return PRIORITIES.index(self.priority)
 
     @property
     def pending(self) -> int:

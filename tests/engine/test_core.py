@@ -54,11 +54,23 @@ class Asked:
         return self.last
 
 
-def ask(core: EngineCore, prompt: list[int] | int, **params: object) -> Asked:
+def ask(
+    core: EngineCore,
+    prompt: list[int] | int,
+    *,
+    priority: str = "normal",
+    timeout_s: float | None = None,
+    **params: object,
+) -> Asked:
     """Enqueue a prompt: ids, or a number of ids that are like no other number's."""
     ids = [3 + (7 * prompt + i * i) % (VOCAB - 3) for i in range(prompt)] if isinstance(prompt, int) else prompt
     events: list[object] = []
-    request = Request(token_ids=tuple(ids), params=SamplingParams(**{"temperature": 0.0, **params}))
+    request = Request(
+        token_ids=tuple(ids),
+        params=SamplingParams(**{"temperature": 0.0, **params}),
+        priority=priority,
+        timeout_s=timeout_s,
+    )
     asked = Asked(core.prepare(request, events.append), events)
     core.enqueue(asked.sequence)
     return asked

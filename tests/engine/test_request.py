@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -67,3 +68,21 @@ def test_a_tool_is_made_of_short_texts() -> None:
         Tool("t", parameters={})  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="description"):
         Tool("t", "x" * (1 << 15))
+
+
+@pytest.mark.parametrize("value", ["high", "", None, 1, "Batch"])
+def test_priorities_that_do_not_exist(value: object) -> None:
+    with pytest.raises(ParameterError, match="interactive, normal, batch"):
+        Request.completion("x", priority=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "5"])
+def test_times_that_are_none(value: object) -> None:
+    with pytest.raises(ParameterError, match="timeout_s"):
+        Request.completion("x", timeout_s=value)  # type: ignore[arg-type]
+
+
+def test_urgency_and_time_are_normal_and_unlimited() -> None:
+    request = Request.completion("x")
+    assert (request.priority, request.timeout_s) == ("normal", None)
+    assert Request.completion("x", timeout_s=5, priority="batch").timeout_s == 5

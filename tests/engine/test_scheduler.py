@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.engine.scheduler import ChunkPolicy, QueueLimits, Scheduler
+from edge_llm.engine.scheduler import ChunkPolicy, Scheduler
 from edge_llm.engine.sequence import Phase, Sequence
+from edge_llm.engine.waiting import QueueLimits
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import QueueFullError
 
