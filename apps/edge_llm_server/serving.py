@@ -13,11 +13,12 @@ from typing import Any
 
 import uvicorn
 
+from edge_llm.engine.host import EngineHost
 from edge_llm.errors import EdgeLLMError
 from edge_llm_server.app import create_app
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.connection import MAX_HEAD_BYTES, protocol_class
-from edge_llm_server.engines import Engines, Host
+from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import Log
 from edge_llm_server.limits import Limits
 from edge_llm_server.security import Door, Guard
@@ -35,7 +36,7 @@ class Serving:
     def __init__(
         self,
         settings: ServerSettings,
-        host: Host,
+        host: EngineHost,
         cards: Mapping[str, ModelCard],
         *,
         log: Log | None = None,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any
 
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.exchange import Log
-from edge_llm_server.local_host import LocalHost
 from edge_llm_server.serving import Serving
 from edge_llm_server.settings import ServerSettings
 
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.host import EngineHost
 from tests.engine.fakes import make_core
 
 
@@ -35,6 +36,11 @@ def card(name: str) -> ModelCard:
         chats=True,
         modified=1.8e9,
     )
+
+
+def host_of(folders: dict[str, Path], load: Callable[[Path], EngineClient]) -> EngineHost:
+    """Room for all of them, for ever."""
+    return EngineHost(folders, load, bytes_of=lambda _: 1, budget_bytes=1 << 30, keep_alive_s=math.inf)
 
 
 class Running:
@@ -74,7 +80,7 @@ def running(
     stream, ready, failures = io.StringIO(), threading.Event(), []
     serving = Serving(
         made,
-        LocalHost({name: Path(name) for name in made.models}, load or load_core),
+        host_of({name: Path(name) for name in made.models}, load or load_core),
         {name: card(name) for name in made.models},
         log=Log(stream),
         most_requests=most_requests,

@@ -16,7 +16,6 @@ from edge_llm_server.app import create_app
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import Log
 from edge_llm_server.limits import Limits
-from edge_llm_server.local_host import LocalHost
 from edge_llm_server.ollama_bodies import OllamaChatBody, OllamaGenerateBody, ShowBody
 from edge_llm_server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge_llm_server.security import Door, Guard
@@ -27,7 +26,7 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.kernels.warmup import KernelLibrary
-from tests.server.harness import card
+from tests.server.harness import card, host_of
 
 OLLAMA = {"model": "tiny", "options": {"num_predict": 1}}
 BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -61,7 +60,7 @@ class Direct:
         def load(folder: Path) -> EngineClient:
             return ThreadClient(open_engine(folder, EngineConfig(context=256, slots=4)))
 
-        self.engines = Engines(LocalHost({"tiny": folder}, load), settings)
+        self.engines = Engines(host_of({"tiny": folder}, load), settings)
         app = create_app(Service(settings, self.engines, {"tiny": card("tiny")}))
         door = Door(frozenset({"h"}), trusted=False)
         self.guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()))

@@ -17,7 +17,6 @@ import httpx
 import openai
 import pytest
 from edge_llm_server.keys import ApiKey
-from edge_llm_server.local_host import LocalHost
 from edge_llm_server.serving import Serving
 from edge_llm_server.settings import ServerSettings
 
@@ -26,7 +25,7 @@ from edge_llm.engine.core import EngineCore
 from edge_llm.errors import EdgeLLMError, InputError, SessionError
 from edge_llm.model.step import Step
 from tests.engine.fakes import byte_ids, make_core, says
-from tests.server.harness import Running, running
+from tests.server.harness import Running, host_of, running
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 ENDLESS = says(byte_ids("a") * 10_000)
@@ -422,7 +421,7 @@ def test_an_address_in_use_is_one_clear_line() -> None:
     with running() as server:
         settings = ServerSettings(models=("m",), port=server.serving.port)
         with pytest.raises(InputError, match=rf"cannot listen on 127.0.0.1:{server.serving.port}: "):
-            Serving(settings, LocalHost({}, lambda _: ThreadClient(make_core())), {})
+            Serving(settings, host_of({}, lambda _: ThreadClient(make_core())), {})
 
 
 def _is_closed(connection: socket.socket) -> bool:

@@ -144,9 +144,9 @@ def test_how_it_is_loaded_is_not_the_clients_affair(client: ollama.Client) -> No
 
 def test_many_at_a_time_without_threads(server: Running) -> None:
     async def ask() -> list[str | None]:
-        client = ollama.AsyncClient(server.url)
-        asked = [client.chat("fake", CHAT, options={"temperature": 0}) for _ in range(4)]
-        return [reply.message.content for reply in await asyncio.gather(*asked)]
+        async with ollama.AsyncClient(server.url) as client:
+            asked = [client.chat("fake", CHAT, options={"temperature": 0}) for _ in range(4)]
+            return [reply.message.content for reply in await asyncio.gather(*asked)]
 
     assert asyncio.run(ask()) == [PARIS] * 4
 
