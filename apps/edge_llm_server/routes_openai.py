@@ -1,4 +1,4 @@
-"""OpenAI's routes: /v1/models, /v1/chat/completions, /v1/completions."""
+"""OpenAI's routes: /v1/models, /v1/chat/completions, /v1/completions, /v1/responses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from edge_llm_server.chat_shapes import ChatReply
 from edge_llm_server.completion_shapes import CompletionReply
 from edge_llm_server.exchange import STATE
 from edge_llm_server.generate import Generate
+from edge_llm_server.response_bodies import ResponseBody
+from edge_llm_server.response_shapes import ResponseReply
 from edge_llm_server.schemas import ChatBody, CompletionBody, Generation
 from edge_llm_server.service import Service
 from edge_llm_server.translate import Caller, chat_requests, checked, completion_requests, prompts
@@ -74,6 +76,17 @@ def router(service: Service) -> APIRouter:
             )
 
         return Generate(engines, name, requests, shape, param="prompt", stream=bool(body.stream))
+
+    @routes.post("/v1/responses")
+    async def responses(request: Request) -> Any:
+        body = await body_of(request, ResponseBody)
+        name = engines.name_of(body.model)
+        requests = chat_requests(checked(ChatBody, body.as_chat()), caller_of(request, service))
+
+        def shape(info: EngineInfo) -> ResponseReply:
+            return ResponseReply(info.name, body)
+
+        return Generate(engines, name, requests, shape, param="input", stream=bool(body.stream))
 
     return routes
 

@@ -141,12 +141,14 @@ def _content(given: ChatMessage) -> str:
 
 def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt: Any) -> Request:
     policy = {"auto": "slide", "slide": "slide", "disabled": "error", "error": "error", None: None}[body.truncation]
+    with _refusals("response_format"):
+        grammar = _grammar(body)
     with _refusals():
         return Request(
             **prompt,
             params=params,
             context_policy=policy,
-            response_format=_grammar(body),
+            response_format=grammar,
             cache=body.cache_prompt is not False,
             namespace=caller.namespace,
             priority=_PRIORITIES.get(body.service_tier or "", "normal"),
@@ -155,13 +157,16 @@ def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt:
 
 
 class _refusals:  # noqa: N801 - a context manager
-    """Errors of values become a 400 that names the field."""
+    """Errors of values become a 400 that names the field: the one they begin with, else `param`."""
+
+    def __init__(self, param: str | None = None) -> None:
+        self._param = param
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, EdgeLLMError):
-            raise ApiError.of(error, parameter_of(error)) from None
+            raise ApiError.of(error, parameter_of(error) or self._param) from None
 
 
 def parameter_of(error: EdgeLLMError) -> str | None:
@@ -252,7 +257,7 @@ def _tool(spec: ToolSpec) -> Tool:
     optional: dict[str, str] = {}
     if function.parameters is not None:
         optional["parameters"] = json.dumps(function.parameters, ensure_ascii=False)
-    with _refusals():
+    with _refusals("tools"):
         return Tool(function.name, function.description or "", **optional)
 
 

@@ -17,6 +17,7 @@ from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import Log
 from edge_llm_server.limits import Limits
 from edge_llm_server.ollama_bodies import OllamaChatBody, OllamaGenerateBody, ShowBody
+from edge_llm_server.response_bodies import ResponseBody
 from edge_llm_server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge_llm_server.security import Door, Guard
 from edge_llm_server.service import Service
@@ -32,6 +33,7 @@ OLLAMA = {"model": "tiny", "options": {"num_predict": 1}}
 BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}),
     "/v1/completions": (CompletionBody, {"prompt": "hello", "max_tokens": 1}),
+    "/v1/responses": (ResponseBody, {"input": "hello", "max_output_tokens": 1}),
     "/api/chat": (OllamaChatBody, {**OLLAMA, "messages": [{"role": "user", "content": "hello"}]}),
     "/api/generate": (OllamaGenerateBody, {**OLLAMA, "prompt": "hello"}),
     "/api/show": (ShowBody, {"model": "tiny"}),
