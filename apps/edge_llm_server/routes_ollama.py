@@ -126,5 +126,5 @@ def _shown(card: ModelCard) -> dict[str, Any]:
             f"{family}.context_length": card.context,
             f"{family}.embedding_length": card.embedding,
         },
-        "capabilities": ["completion"],
+        "capabilities": card.capabilities,
     }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from edge_llm_server.app import create_app
 from edge_llm_server.engines import Engines
-from edge_llm_server.exchange import Log
+from edge_llm_server.exchange import Log, RequestCounts
 from edge_llm_server.limits import Limits
 from edge_llm_server.ollama_bodies import OllamaChatBody, OllamaGenerateBody, ShowBody
 from edge_llm_server.response_bodies import ResponseBody
@@ -65,7 +65,7 @@ class Direct:
         self.engines = Engines(host_of({"tiny": folder}, load), settings)
         app = create_app(Service(settings, self.engines, {"tiny": card("tiny")}))
         door = Door(frozenset({"h"}), trusted=False)
-        self.guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()))
+        self.guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()), RequestCounts())
 
     async def post(self, path: str, data: bytes) -> tuple[int, bytes]:
         sent, replies = False, []

@@ -93,8 +93,7 @@ def test_what_is_there(client: ollama.Client, server: Running) -> None:
     shown = client.show("fake:latest")
     assert shown.modelinfo is not None
     assert shown.modelinfo["llama.context_length"] == 4096
-    assert shown.capabilities is not None
-    assert "completion" in shown.capabilities
+    assert shown.capabilities == ["completion", "tools", "thinking"]
     loaded = client.ps().models
     assert [model.model for model in loaded] == ["fake:latest"]
     assert loaded[0].expires_at is not None
