@@ -75,7 +75,8 @@ def run(
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
     cache: answer.CacheOption = None,
     speculate: Annotated[
-        str | None, typer.Option(help="Try drafts: off, or lookup for those that the text itself suggests.")
+        str | None,
+        typer.Option(help="Try drafts that the text suggests: lookup (default) or off; the answer is the same."),
     ] = None,
     private: answer.PrivateOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
