@@ -15,9 +15,10 @@ from edge_llm.cache.prefix_cache import PrefixCache
 from edge_llm.config import EngineConfig
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.pace import ChunkPolicy, Pace
 from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
-from edge_llm.engine.scheduler import ChunkPolicy, Plan, Scheduler, Share
+from edge_llm.engine.scheduler import Plan, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
@@ -68,10 +69,11 @@ class EngineCore:
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
         self._recorder = Recorder()
+        self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
         self._scheduler = Scheduler(
             slots=cache.slots,
             max_rows=session.max_rows,
-            chunks=ChunkPolicy(config.max_chunk, config.mixed_chunk),
+            pace=self._pace,
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
         )
 
@@ -132,14 +134,17 @@ class EngineCore:
         plan = self._plan()
         if not plan.shares:
             return
+        start = self._clock()
         try:
             logits = self.session.forward(plan.step)
         except SessionError as error:
             self._fail_step(plan, error)
             return
-        self._recorder.metrics.num_steps.add()
         chosen = self._select(plan, logits)
-        self._commit(chosen)
+        now = self._clock()
+        self._pace.observe(plan.answered, plan.prompt_rows, plan.depth, now - start)
+        self._recorder.metrics.num_steps.add()
+        self._commit(chosen, now)
         self._emit(chosen)
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -214,9 +219,8 @@ class EngineCore:
             chosen.append((share, selection))
         return chosen
 
-    def _commit(self, chosen: Chosen) -> None:
+    def _commit(self, chosen: Chosen, now: float) -> None:
         """Keep the rows that count: all but those of drafts that were not accepted."""
-        now = self._clock()
         for share, selection in chosen:
             sequence = share.sequence
             rows = share.segment.rows - share.drafts

@@ -7,20 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from edge_llm.engine.pace import Pace
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import QueueFullError
 from edge_llm.model.step import Segment, Step
 
 _FIRST_GUESS_S = 1.0  # how long a request runs
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkPolicy:
-    """Prompt rows that one step may take: `alone`, or `mixed` while others are being answered."""
-
-    alone: int
-    mixed: int
+_STEP_BACK_S = 0.005
+"""seconds by which each token that is still to be read makes a prompt count as later than it came"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +29,19 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next step computes, in the order in which logits come back."""
+    """What the next step computes, in the order in which logits come back; the first `answered` shares go on with answers."""
 
     shares: tuple[Share, ...]
+    answered: int = 0
+
+    @property
+    def prompt_rows(self) -> int:
+        return sum(share.segment.rows for share in self.shares[self.answered :])
+
+    @property
+    def depth(self) -> int:
+        """Rows that the first prompt of the step has already."""
+        return self.shares[self.answered].segment.position if self.prompt_rows else 0
 
     @cached_property
     def step(self) -> Step:
@@ -49,9 +54,9 @@ class Scheduler:
     `check_room` and `enqueue` may be called from any thread; everything else from the one that runs the steps.
     """
 
-    def __init__(self, *, slots: int, max_rows: int, chunks: ChunkPolicy, limits: QueueLimits) -> None:
+    def __init__(self, *, slots: int, max_rows: int, pace: Pace, limits: QueueLimits) -> None:
         """`max_rows` bounds the rows of a step and is at least `slots`, so that everybody answered gets a row."""
-        self._slots, self._max_rows, self._chunks = slots, max_rows, chunks
+        self._slots, self._max_rows, self._pace = slots, max_rows, pace
         self._lock = threading.Lock()
         self._waiting = WaitingQueue(limits)
         self._running: list[Sequence] = []
@@ -115,7 +120,7 @@ class Scheduler:
                 self._waiting.remove(sequence)
 
     def plan(self) -> Plan:
-        """The next step: a row for everybody who is being answered, then as much prompt as the policy allows.
+        """The next step: a row for everybody who is being answered, then as much prompt as the pace allows.
 
         Changes nothing; empty if nobody runs.
         """
@@ -126,13 +131,21 @@ class Scheduler:
             share = _share(sequence, rows - (len(decoding) - i))
             shares.append(share)
             rows -= share.segment.rows
-        rows = min(rows, self._chunks.mixed if decoding else self._chunks.alone)
-        for sequence in self._running:
-            if rows > 0 and sequence.phase is Phase.PREFILL:
+        prompts = self.reading()
+        if prompts:
+            rows = min(rows, self._pace.prompt_rows(len(decoding), prompts[0].committed))
+        for sequence in prompts:
+            if rows > 0:
                 share = _share(sequence, rows)
                 shares.append(share)
                 rows -= share.segment.rows
-        return Plan(tuple(shares))
+        return Plan(tuple(shares), len(decoding))
+
+    def reading(self) -> list[Sequence]:
+        """Those whose prompt is being read, the next first: the shorter the rest of it, the sooner, for nobody is answered
+        before all of it is read. As with priorities, who came long enough before goes first."""
+        prompts = (sequence for sequence in self._running if sequence.phase is Phase.PREFILL)
+        return sorted(prompts, key=lambda sequence: sequence.urgency + sequence.pending * _STEP_BACK_S)
 
 
 def _share(sequence: Sequence, rows: int) -> Share:

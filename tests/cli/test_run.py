@@ -176,7 +176,17 @@ def test_one_json_object(invoke, engine) -> None:
     assert result.exit_code == 0
     assert result.stdout.isascii()
     value = json.loads(result.stdout)
-    assert list(value) == ["text", "finish_reason", "seed", "model", "usage", "forgotten_tokens", "timings"]
+    assert list(value) == [
+        "text",
+        "finish_reason",
+        "seed",
+        "model",
+        "usage",
+        "forgotten_tokens",
+        "timings",
+        "reasoning",
+        "tool_calls",
+    ]
     assert (value["text"], value["finish_reason"], value["seed"], value["model"]) == (
         "café \x1b[31m",
         "stop",

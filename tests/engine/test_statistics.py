@@ -27,8 +27,8 @@ def test_durations_are_those_of_each_answer() -> None:
     assert told.time_to_first_token_seconds.sum == timings.ttft_s
     assert told.e2e_request_latency_seconds.sum == timings.total_s
     assert told.request_queue_time_seconds.sum == timings.queue_s == 1.0
-    assert told.request_prefill_time_seconds.sum == 1.0
-    assert told.request_decode_time_seconds.sum == told.inter_token_latency_seconds.sum == 6.0
+    assert told.request_prefill_time_seconds.sum == 2.0
+    assert told.request_decode_time_seconds.sum == told.inter_token_latency_seconds.sum == 9.0
     assert told.inter_token_latency_seconds.count == 3
     assert (told.prompt_tokens, told.generation_tokens, told.num_steps) == (2, 4, 4)
     assert told.request_success == {"stop": 1}
