@@ -66,7 +66,7 @@ def read_lines(stream: BinaryIO, job: bytes) -> Iterator[Line]:
     while data := stream.readline(MAX_LINE_BYTES + 2):
         number += 1
         digest = hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8, key=job)
-        whole = data.endswith(b"\n") or len(data) <= MAX_LINE_BYTES
+        whole = len(data.rstrip(b"\r\n")) <= MAX_LINE_BYTES
         while not whole and not data.endswith(b"\n") and (more := stream.readline(1 << 20)):
             digest.update(data)
             data = more

@@ -35,17 +35,19 @@ class Results(Protocol):
 class ResultStream:
     """Lines to whoever reads them."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, *, closes: bool = False) -> None:
+        """With `closes` the stream is closed at the end."""
         self.done: dict[int, LineId] = {}
         self.errors = 0
-        self._stream = stream
+        self._stream, self._closes = stream, closes
 
     def write(self, result: dict[str, Any]) -> None:
         self._stream.write(_line(result))
         self._stream.flush()
 
     def close(self) -> None:
-        pass
+        if self._closes:
+            self._stream.close()
 
 
 class ResultFile:
@@ -160,5 +162,5 @@ def open_results(path: Path) -> Results:
     """A file of results; or a stream, for what is no file. Raises as `ResultFile`."""
     with _storage_errors(path):
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            return ResultStream(path.open("wb", 0))
+            return ResultStream(path.open("wb", 0), closes=True)
     return ResultFile(path)
