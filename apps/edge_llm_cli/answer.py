@@ -33,7 +33,7 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the command line may set about an engine; None: not given. `usual_policy` is the program's own default.
+    """What the command line may set about an engine; None: not given. `usual_...` are the program's own defaults.
 
     Raises `ParameterError` for a `cache` that is neither on nor off, or that does not agree with `private`.
     """
@@ -46,6 +46,8 @@ class EngineOptions:
     private: bool = False
     usual_policy: str = "error"
     speculation: str | None = None
+    slots: int | None = None
+    usual_cache: str = "disk"
 
     def __post_init__(self) -> None:
         if self.cache not in (None, "on", "off"):
@@ -68,7 +70,8 @@ def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]
     from edge_llm.install.importer import resolve
 
     config = load_config(
-        defaults={"context_policy": options.usual_policy, "prefix_cache": "disk"},
+        defaults={"context_policy": options.usual_policy, "prefix_cache": options.usual_cache},
+        slots=options.slots,
         context=options.context,
         threads=options.threads,
         kv_type=options.kv_type,
