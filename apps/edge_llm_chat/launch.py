@@ -1,0 +1,39 @@
+"""launch: what the command line needs to open the full-screen chat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge_llm.config import EngineConfig
+from edge_llm.errors import InputError
+from edge_llm.sampling.params import SamplingParams
+from edge_llm_chat.app import ChatApp, Start
+from edge_llm_chat.local_backend import LocalBackend
+from edge_llm_chat.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which conversation to open, and what it is to be like."""
+
+    last: bool = False
+    resume: bool = False
+    system: str | None = None
+    parameters: dict[str, float | int] = field(default_factory=dict)
+    """of SamplingParams, where the user gave one"""
+
+
+def launch(model: str, config: EngineConfig, wish: Wish) -> None:
+    """Run the chat until the user leaves. Raises `ParameterError` and `StorageError` before the screen is taken."""
+    SamplingParams(**wish.parameters)  # type: ignore[arg-type]  # says what is wrong while there are lines to say it on
+    store = Store.open(private=config.private)
+    try:
+        conversation = store.last() if wish.last else None
+        if wish.last and conversation is None:
+            raise InputError("there is no conversation to go on with", hint="edge-llm chat begins one")
+        start = Start(conversation, wish.resume, wish.system, wish.parameters, private=config.private)
+        app = ChatApp(LocalBackend(model, lambda: config), store, start)
+        app.run()
+        app.backend.close()
+    finally:
+        store.close()
