@@ -25,6 +25,8 @@ class ModelInfo:
     """it tells the alternatives of each token"""
     forks: bool = False
     """it can go on from a chosen beginning of an answer"""
+    end_ids: frozenset[int] = frozenset()
+    """tokens that end an answer"""
 
 
 @dataclass(frozen=True, slots=True)

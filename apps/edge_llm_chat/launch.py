@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
+from edge_llm import paths
 from edge_llm.config import EngineConfig
 from edge_llm.errors import InputError
 from edge_llm.sampling.params import SamplingParams
 from edge_llm_chat.app import ChatApp, Start
 from edge_llm_chat.local_backend import LocalBackend
+from edge_llm_chat.preferences import Preferences
 from edge_llm_chat.store import Store
 
 
@@ -26,14 +29,20 @@ class Wish:
 def launch(model: str, config: EngineConfig, wish: Wish) -> None:
     """Run the chat until the user leaves. Raises `ParameterError` and `StorageError` before the screen is taken."""
     SamplingParams(**wish.parameters)  # type: ignore[arg-type]  # says what is wrong while there are lines to say it on
+    preferences = Preferences.load()
+    known = config.private or (paths.data_dir() / "chats").exists()
     store = Store.open(private=config.private)
+    notice = "" if known else f"Chats are kept in {store.path}; --private keeps nothing"
     try:
         conversation = store.last() if wish.last else None
         if wish.last and conversation is None:
             raise InputError("there is no conversation to go on with", hint="edge-llm chat begins one")
-        start = Start(conversation, wish.resume, wish.system, wish.parameters, private=config.private)
-        app = ChatApp(LocalBackend(model, lambda: config), store, start)
+        start = Start(conversation, wish.resume, wish.system, wish.parameters, config.private, notice)
+        connect = partial(LocalBackend, configure=lambda: config)
+        app = ChatApp(connect(model), store, start, connect=connect, preferences=preferences)
         app.run()
         app.backend.close()
+        if app.return_code:
+            raise SystemExit(app.return_code)
     finally:
         store.close()

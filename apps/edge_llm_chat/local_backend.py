@@ -97,6 +97,7 @@ class LocalBackend:
             tokenizer_digest=core.intake.tokenizer.digest,
             inspects=True,
             forks=True,
+            end_ids=frozenset(core.intake.manifest.tokens.eos),
         )
 
     async def answer(self, ask: Ask) -> Answering:

@@ -43,6 +43,10 @@ MIGRATIONS = (
         INSERT INTO turn_text (turn_text, rowid, content) VALUES ('delete', old.key, old.content);
         INSERT INTO turn_text (rowid, content) VALUES (new.key, new.content);
     END;
+    CREATE TABLE setting (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    );
     CREATE TABLE prompt (
         name TEXT PRIMARY KEY,
         text TEXT NOT NULL

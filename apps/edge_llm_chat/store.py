@@ -91,8 +91,11 @@ class Store:
 
     # --- one conversation ---
 
-    def save(self, conversation: Conversation) -> None:
-        """Write the conversation without its turns; a new one gets its id. One that holds nothing is not written."""
+    def save(self, conversation: Conversation, *, touch: bool = True) -> None:
+        """Write the conversation without its turns; a new one gets its id. One that holds nothing is not written.
+
+        Without `touch` it keeps its place among the others.
+        """
         if conversation.id is None and not conversation.turns:
             return
         now = time.time()
@@ -102,7 +105,6 @@ class Store:
             conversation.model,
             json.dumps(conversation.parameters),
             int(conversation.pinned),
-            now,
         )
         with self._transaction():
             if conversation.id is None:
@@ -110,12 +112,13 @@ class Store:
                     "INSERT INTO conversation (title, system, model, parameters, pinned, updated, created)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?)"
                 )
-                conversation.id = self._db.execute(statement, (*values, now)).lastrowid
+                conversation.id = self._db.execute(statement, (*values, now, now)).lastrowid
             else:
                 statement = (
-                    "UPDATE conversation SET title=?, system=?, model=?, parameters=?, pinned=?, updated=? WHERE id=?"
+                    "UPDATE conversation SET title=?, system=?, model=?, parameters=?, pinned=?,"
+                    " updated=coalesce(?, updated) WHERE id=?"
                 )
-                self._db.execute(statement, (*values, conversation.id))
+                self._db.execute(statement, (*values, now if touch else None, conversation.id))
             self._db.execute("DELETE FROM tag WHERE conversation=?", (conversation.id,))
             rows = [(conversation.id, name) for name in dict.fromkeys(conversation.tags)]
             self._db.executemany("INSERT INTO tag VALUES (?, ?)", rows)
@@ -254,13 +257,23 @@ class Store:
             return summary
         flat = " ".join(row[0].split())
         at = max(flat.lower().find(texts[0].lower()), 0)
-        start = max(at - 24, 0)
+        start = flat.rfind(" ", 0, max(at - 16, 0)) + 1  # at the beginning of a word
         return Summary(
             *(summary.id, summary.title, summary.updated, summary.turns, summary.pinned, summary.tags),
             excerpt=("…" if start else "") + flat[start : at + 80],
         )
 
-    # --- system prompts ---
+    # --- what belongs to no conversation ---
+
+    def setting(self, name: str) -> str | None:
+        """What the program was told to remember."""
+        with _storage(self.path):
+            row = self._db.execute("SELECT value FROM setting WHERE name=?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_setting(self, name: str, value: str) -> None:
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (name, value))
 
     def prompts(self) -> dict[str, str]:
         """The library of system prompts, by name."""

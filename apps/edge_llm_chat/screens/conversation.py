@@ -11,11 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 
 from edge_llm.errors import EdgeLLMError
-from edge_llm.messages import Role, TokenLogprob
-from edge_llm.sampling.params import SamplingParams
+from edge_llm.messages import Role, TokenInfo
+from edge_llm.sampling.params import MAX_SEED, SamplingParams
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.answering import Answer
 from edge_llm_chat.backend import Ask, ModelInfo
@@ -57,7 +57,7 @@ class ConversationScreen(Screen[None]):
         self._answering: MessageView | None = None
         self._editing: int | None = None  # the question that is written anew
         self._attached: list[Attachment] = []
-        self._waiting: list[tuple[int | None, tuple[TokenLogprob, ...]]] = []
+        self._waiting: list[tuple[int | None, tuple[TokenInfo, ...]]] = []
         self._flush_set = False
         self._cost_s = 0.0
 
@@ -65,6 +65,7 @@ class ConversationScreen(Screen[None]):
         yield Static(id="title", markup=False)
         yield Static(_WELCOME, id="welcome", markup=False)
         yield Transcript()
+        yield OptionList(id="completions", markup=False)
         yield Static(id="attached", markup=False)
         yield Composer()
         yield StatusLine()
@@ -117,10 +118,12 @@ class ConversationScreen(Screen[None]):
 
     # --- showing ---
 
-    async def show_path(self) -> None:
+    async def show_path(self, *, follow: bool = True) -> None:
         """Show the turns of the path, and which versions there are."""
         path = self.conversation.path()
         await self.transcript.show(path, [self._place(turn) for turn in path])
+        if follow:
+            self.transcript.follow()
         self.query_one("#welcome").display = not path
         self.transcript.display = bool(path)
         self._show_title()
@@ -158,25 +161,19 @@ class ConversationScreen(Screen[None]):
 
     # --- asking ---
 
-    async def on_composer_sent(self, event: Composer.Sent) -> None:
-        if self.answer is not None:
-            self.tell("An answer is coming: Escape stops it")
-            return
-        text = event.text.strip("\n")
-        self.composer.clear()
-        await self.ask(text)
-
     async def ask(self, text: str) -> None:
         """Send a question: after the last turn, or beside the one that is edited."""
         editing, self._editing = self._editing, None
         parent = self.conversation.end if editing is None else self.conversation.turns[editing].parent
         turn = self.conversation.add(parent, Role.USER, text, attachments=tuple(self._attached))
         self._attached = []
+        self._show_attached()
+        self._show_hint()
         self._store(turn)
         await self.show_path()
         self._start(turn.id)
 
-    def _start(self, question: int | None, prefix: tuple[TokenLogprob, ...] = ()) -> None:
+    def _start(self, question: int | None, prefix: tuple[TokenInfo, ...] = ()) -> None:
         """Answer a question; later, if the model is not there yet."""
         self._waiting.clear()
         if self.model is None:
@@ -186,19 +183,22 @@ class ConversationScreen(Screen[None]):
         self._run(question, prefix)
 
     @work(group="answer", exit_on_error=True)
-    async def _run(self, question: int | None, prefix: tuple[TokenLogprob, ...]) -> None:
+    async def _run(self, question: int | None, prefix: tuple[TokenInfo, ...]) -> None:
         """One answer from beginning to end."""
         from edge_llm_chat.answering import text_of
 
         assert self.model is not None
-        answer = self.answer = Answer(self._changed, text=text_of(prefix))
+        begun = tuple(info.chosen for info in prefix)
+        answer = self.answer = Answer(self._changed, tokens=list(prefix), text=text_of(begun))
         turn = self.conversation.add(question, Role.ASSISTANT, "")
+        path = self.conversation.path()[:-1]  # of an answer that is asked for again, what followed the old one goes
+        await self.transcript.show(path, [self._place(other) for other in path])
         view = self._answering = await self.transcript.add(turn, self._place(turn), streaming=True)
         view.wait("…")
         self.transcript.follow()
         self.status.tell(state="answering", speeds=())
         try:
-            ask = Ask(tuple(self.conversation.messages(question)), self._params(), prefix)
+            ask = Ask(tuple(self.conversation.messages(question)), self._params(turn), begun)
         except EdgeLLMError as error:
             answer.error = error
         else:
@@ -206,14 +206,18 @@ class ConversationScreen(Screen[None]):
         self._flush()
         self.answer = self._answering = None
         self.status.tell(state="ready", speeds=(), doing="", fraction=None)
-        await self._end(turn, view, answer)
+        await self._end(turn, view, answer, tuple(token.token_id for token in begun))
 
-    def _params(self) -> SamplingParams:
+    def _params(self, turn: Turn) -> SamplingParams:
+        """How the answer `turn` is sampled; a seed counts its siblings, or asking again would give the same once more."""
         asked = self.model is not None and self.model.inspects
         more = {"logprobs": True, "top_logprobs": ALTERNATIVES} if asked else {}
-        return SamplingParams(**{"max_tokens": MOST_TOKENS, **more, **self.conversation.parameters})  # type: ignore[arg-type]
+        values = {"max_tokens": MOST_TOKENS, **more, **self.conversation.parameters}
+        if "seed" in values:
+            values["seed"] = (int(values["seed"]) + self._place(turn).index - 1) % (MAX_SEED + 1)
+        return SamplingParams(**values)  # type: ignore[arg-type]
 
-    async def _end(self, turn: Turn, view: MessageView, answer: Answer) -> None:
+    async def _end(self, turn: Turn, view: MessageView, answer: Answer, begun: tuple[int, ...]) -> None:
         """Keep the answer as far as it came; nothing is kept of one that failed before its first word."""
         if answer.error is not None:
             self.report(answer.error)
@@ -230,7 +234,7 @@ class ConversationScreen(Screen[None]):
             facts = replace(Facts.of(finished, self.model.name), note=note)
             changes = {"state": state_of(finished), "facts": facts, "tokens": tuple(answer.tokens)}
             if self.model.tokenizer_digest:
-                changes |= {"token_ids": finished.token_ids, "tokenizer_digest": self.model.tokenizer_digest}
+                changes |= {"token_ids": begun + finished.token_ids, "tokenizer_digest": self.model.tokenizer_digest}
         turn = self.conversation.change(turn.id, content=answer.text, reasoning=answer.reasoning, **changes)
         await view.end(turn)
         self._store(turn)
@@ -272,7 +276,7 @@ class ConversationScreen(Screen[None]):
 
     # --- keys ---
 
-    def action_back(self) -> None:
+    async def action_back(self) -> None:
         if self.answer is not None:
             self.answer.stop()
             if self._answering is not None:
@@ -280,10 +284,11 @@ class ConversationScreen(Screen[None]):
         elif self._waiting:
             self._waiting.clear()
             self.tell("The question waits no more; ask again when the model is loaded")
-        elif self._editing is not None:
-            self._editing = None
+        elif self._editing is not None or self._attached:
+            self._editing, self._attached = None, []
             self.composer.clear()
             self._show_hint()
+            self._show_attached()
         self.composer.focus()
 
     def action_copy_selection(self) -> None:
@@ -308,9 +313,15 @@ class ConversationScreen(Screen[None]):
     def on_transcript_left(self) -> None:
         self.composer.focus()
 
-    def _show_hint(self) -> None:
-        editing = self._editing is not None
-        self.composer.border_subtitle = "editing: Enter asks anew, Escape leaves it" if editing else ""
+    def _show_hint(self, text: str = "") -> None:
+        """What is to be known of the question that is being written."""
+        editing = ["editing: Enter asks anew, Escape leaves it"] if self._editing is not None else []
+        self.composer.border_subtitle = " · ".join([*editing, *([text] if text else [])])
+
+    def _show_attached(self) -> None:
+        attached = self.query_one("#attached", Static)
+        attached.update(Content("  ".join(f"▤ {clean_line(item.name)}" for item in self._attached)))
+        attached.set_class(bool(self._attached), "some")
 
 
 _WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"

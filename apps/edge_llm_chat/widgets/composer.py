@@ -20,7 +20,7 @@ class Composer(TextArea):
         Binding("enter", "send", "Send", id="composer.send"),
         Binding("shift+enter,ctrl+j", "new_line", "New line", id="composer.new_line"),
         Binding("tab", "complete", "Complete a command or a file", id="composer.complete"),
-        Binding("ctrl+c,super+c", "copy_or_hint", "Copy the selection", id="composer.copy"),
+        Binding("ctrl+c", "copy_or_hint", "Copy the selection", id="composer.copy"),
     ]
 
     @dataclass
@@ -67,8 +67,7 @@ class Composer(TextArea):
         # Here and not in a priority binding: those overtake the keys before them, and an answer's question would lack its end.
         active = None if event.is_printable else self.screen.active_bindings.get(event.key)
         if active is None or active.node is not self:
-            await super()._on_key(event)
-            return
+            return  # the text area's own handler comes next
         event.stop()
         event.prevent_default()
         await self.run_action(active.binding.action)
@@ -79,7 +78,7 @@ class Composer(TextArea):
         self.move_cursor(self.document.end)
 
     def action_send(self) -> None:
-        if self.completing:
+        if self.completing and self.text.startswith("/"):
             self.post_message(self.Moving(0))
         elif self.text.strip():
             self.post_message(self.Sent(self.text))

@@ -47,7 +47,6 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.mount_all(
                 MessageView(turn, place) for turn, place in zip(turns[same:], places[same:], strict=True)
             )
-        self.follow()
 
     async def add(self, turn: Turn, place: Place = Place(), *, streaming: bool = False) -> MessageView:  # noqa: B008
         """One more turn at the end."""
