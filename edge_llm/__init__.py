@@ -49,10 +49,12 @@ if TYPE_CHECKING:
         Timings,
         TokenInfo,
         TokenLogprob,
+        Tool,
         ToolCall,
         ToolCallDelta,
         Usage,
     )
+    from edge_llm.metrics import HistogramSnapshot, Statistics
     from edge_llm.sampling.grammar import Grammar
     from edge_llm.sampling.params import SamplingParams
 
@@ -94,10 +96,12 @@ _HOMES = {
         "Timings",
         "TokenInfo",
         "TokenLogprob",
+        "Tool",
         "ToolCall",
         "ToolCallDelta",
         "Usage",
     ),
+    "edge_llm.metrics": ("HistogramSnapshot", "Statistics"),
     "edge_llm.sampling.grammar": ("Grammar",),
     "edge_llm.sampling.params": ("SamplingParams",),
 }
@@ -116,6 +120,7 @@ __all__ = [
     "GenerationError",
     "Grammar",
     "Handle",
+    "HistogramSnapshot",
     "InputError",
     "IntegrityError",
     "KernelError",
@@ -131,12 +136,14 @@ __all__ = [
     "RuntimeFailure",
     "SamplingParams",
     "SessionError",
+    "Statistics",
     "StorageError",
     "TemplateError",
     "TextDelta",
     "Timings",
     "TokenInfo",
     "TokenLogprob",
+    "Tool",
     "ToolCall",
     "ToolCallDelta",
     "UnsupportedModelError",

@@ -27,6 +27,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "threads": (1, 1024),
     "max_chunk": (1, 1 << 16),
     "mixed_chunk": (1, 1 << 16),
+    "mixed_pause_ms": (0, 60_000),
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
@@ -57,8 +58,11 @@ class EngineConfig:
     """how keys and values are kept: int8, or f32 (four times the memory); None: what the model's manifest recommends"""
     max_chunk: int = 256
     """most rows (tokens) of one step: a long prompt is read in chunks of it"""
-    mixed_chunk: int = 32
-    """most prompt rows of a step in which others are being answered, so that their next token is not late"""
+    mixed_chunk: int = 64
+    """most prompt rows of a step in which others are being answered; how many it takes, the times of earlier steps decide, so
+    that their next token is not late"""
+    mixed_pause_ms: int = 300
+    """most milliseconds that answers stand still, at one in 24 tokens at most, so that a long prompt is not late; 0: never"""
     max_queued_requests: int | None = None
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
@@ -74,7 +78,7 @@ class EngineConfig:
     private: bool = False
     """keep nothing of conversations on disk, whatever else is set"""
 
-    speculation: str = "off"
+    speculation: str = "lookup"
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
     def __post_init__(self) -> None:

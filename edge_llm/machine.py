@@ -5,6 +5,9 @@ A missing or unreadable /proc or /sys costs precision, never an error.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -26,6 +29,12 @@ def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
     """How many physical cores the logical CPUs `cpus` belong to; a CPU whose siblings are unknown counts as a core."""
     cores = {_siblings(cpu, root) for cpu in cpus}
     return max(1, len(cores))
+
+
+def return_freed_memory() -> None:
+    """Give the system what the C library keeps of memory that was freed, where it can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cpu_identity(root: Path = ROOT) -> str | None:
@@ -69,6 +78,12 @@ def available_memory(root: Path = ROOT) -> int | None:
             if limit.isdecimal() and usage.isdecimal() and int(limit) < _UNLIMITED:
                 rooms.append(max(0, int(limit) - int(usage) + _cached_files(folder)))
     return min(rooms, default=None)
+
+
+def resident_memory(root: Path = ROOT) -> int | None:
+    """Bytes of memory that this process holds, mapped files among them; None where nobody says."""
+    words = _text(root / "proc/self/statm").split()
+    return int(words[1]) * mmap.PAGESIZE if len(words) > 1 and words[1].isdecimal() else None
 
 
 def _siblings(cpu: int, root: Path) -> str:

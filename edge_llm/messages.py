@@ -6,8 +6,15 @@ then deltas, then exactly one `Finished`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from edge_llm.errors import ParameterError, quoted
+
+MAX_TOOL_NAME = 64
+MAX_DESCRIPTION = 16 << 10
+"""characters"""
 
 
 class Role(StrEnum):
@@ -26,6 +33,35 @@ class FinishReason(StrEnum):
     """max_tokens or the context was reached"""
     TOOL_CALLS = "tool_calls"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    """the request's time was up"""
+
+
+_TOOL_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_TOOL_NAME}}}")
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask for. `parameters` is the JSON Schema, as text, of the object of its arguments.
+
+    Raises `ParameterError` for a name that is not 1 to 64 of A-Z, a-z, 0-9, "_", ".", "-", or that is a tool choice. The
+    schema is checked by `Request`.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = '{"type": "object", "properties": {}}'
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(text, str) for text in (self.name, self.description, self.parameters)):
+            raise ParameterError("a tool's name, description and parameters are texts")
+        if _TOOL_NAME.fullmatch(self.name) is None or self.name in TOOL_CHOICES:
+            raise ParameterError(
+                f"a tool cannot have the name {quoted(self.name)}", hint="1 to 64 letters, digits, and _ . -"
+            )
+        if len(self.description) > MAX_DESCRIPTION:
+            raise ParameterError(f"the description of the tool {self.name} has more than {MAX_DESCRIPTION} characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +122,15 @@ class TokenInfo:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one request. `cached_tokens` of the prompt were not computed again; of `draft_tokens` that
-    speculation tried, `accepted_draft_tokens` were right and saved a step each."""
+    speculation tried, `accepted_draft_tokens` were right and saved a step each; `reasoning_tokens` of the completion were
+    spent on its reasoning channel, markers included."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +175,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call: the first piece of an `index` carries id and name, later ones more of the arguments."""
+    """A piece of a tool call: the first piece of an `index` carries id and name, later ones more of the arguments.
+
+    `index` counts the calls of an answer from 0; its calls come one after another.
+    """
 
     index: int
     arguments: str
@@ -152,6 +193,9 @@ class Finished:
     Where the context has slid, `forgotten_tokens` of prompt and answer fell out of it, and `forgotten` are the indices of
     the request's messages of which nothing is left: the end of the answer attends to none of their tokens. A message of
     which the template shows no text counts with its neighbours. Both are empty for a conversation that fits.
+
+    `tool_calls` are the calls that the answer asks for, each whole; the reason is then `tool_calls`, unless it was cut or
+    cancelled. `invalid_tool_calls` counts those that could not be read as calls, which were shown as text.
     """
 
     reason: FinishReason
@@ -162,6 +206,8 @@ class Finished:
     matched_stop: str | None = None
     forgotten: tuple[int, ...] = ()
     forgotten_tokens: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
+    invalid_tool_calls: int = 0
 
 
 Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished

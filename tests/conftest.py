@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import platformdirs
 import pytest
 
@@ -20,6 +21,12 @@ from edge_llm.export.exporter import export_gguf
 from edge_llm.install import catalog
 from edge_llm.kernels.warmup import KernelLibrary, load_kernels
 from tools.tiny_model import write_tiny_gguf
+
+# No luck in a test run: the same examples each time, however slow the machine is.
+hypothesis.settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("repeatable")
 
 # Fixed at import: tests may move HOME.
 _CACHE = platformdirs.user_cache_path("edge-llm-tests", appauthor=False)

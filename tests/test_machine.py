@@ -1,10 +1,13 @@
-"""What /proc says of the CPU, as far as compiled code depends on it."""
+"""What /proc says: of the CPU, as far as compiled code depends on it, and of the memory that a process holds."""
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
-from edge_llm.machine import cpu_identity
+import pytest
+
+from edge_llm.machine import cpu_identity, resident_memory, return_freed_memory
 
 INTEL = """processor\t: {number}
 vendor_id\t: GenuineIntel
@@ -42,3 +45,21 @@ def test_arm_is_told_by_its_part_and_features(tmp_path: Path) -> None:
 def test_nothing_is_made_up(tmp_path: Path) -> None:
     assert cpu_identity(tmp_path) is None
     assert identity(tmp_path, "processor\t: 0\n\n") is None
+
+
+def test_resident_memory_is_pages_or_unknown(tmp_path: Path) -> None:
+    assert resident_memory(tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    for text, told in (("90 7 3 1 0 9 0\n", 7 * mmap.PAGESIZE), ("90 what", None), ("", None)):
+        (tmp_path / "proc/self/statm").write_text(text)
+        assert resident_memory(tmp_path) == told
+
+
+def test_freed_memory_can_be_returned_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    return_freed_memory()
+
+    def no_library(name: str | None) -> None:
+        raise OSError(f"{name} cannot be loaded")
+
+    monkeypatch.setattr("ctypes.CDLL", no_library)
+    return_freed_memory()

@@ -94,7 +94,7 @@ async def say(pilot: Pilot[None], text: str) -> None:
     await pilot.press(*text, "enter")
     for _ in range(100):
         await pilot.pause(0.02)
-        if pilot.app.screen.answer is None:
+        if getattr(pilot.app.screen, "answer", None) is None:
             return
 
 

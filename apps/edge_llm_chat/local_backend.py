@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_llm.errors import EdgeLLMError, EngineStoppedError, ParameterError
+from edge_llm.errors import EdgeLLMError, EngineStoppedError
 from edge_llm.messages import Message
 from edge_llm_chat.backend import Answering, Ask, ModelInfo, Progress
 
@@ -91,10 +91,11 @@ class LocalBackend:
         if self._closed.is_set():
             client.close()
             raise _Cancelled
+        info = client.info
         return ModelInfo(
-            name=core.intake.manifest.name,
-            context=core.cache.context,
-            tokenizer_digest=core.intake.tokenizer.digest,
+            name=info.name,
+            context=info.context,
+            tokenizer_digest=info.tokenizer_digest,
             inspects=True,
             forks=True,
             end_ids=frozenset(core.intake.manifest.tokens.eos),
@@ -109,7 +110,7 @@ class LocalBackend:
         loaded = self._ready()
         if not ask.prefix:
             return loaded.client.submit(Request.chat(ask.messages, ask.params))
-        ids, _ = loaded.core.intake.prompt(Request.chat(ask.messages))
+        ids = loaded.client.tokenize(Request.chat(ask.messages))
         ids += [token.token_id for token in ask.prefix]
         return loaded.client.submit(Request(token_ids=tuple(ids), params=ask.params))
 
@@ -122,8 +123,8 @@ class LocalBackend:
         if self._loaded is None:
             return None
         try:
-            return len(self._ready().core.intake.prompt(Request.chat(messages))[0])
-        except (EdgeLLMError, ParameterError):
+            return len(self._ready().client.tokenize(Request.chat(messages)))
+        except EdgeLLMError:
             return None
 
     def kv_bytes(self) -> int | None:

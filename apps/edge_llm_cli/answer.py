@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_llm.errors import ParameterError
-from edge_llm.messages import Finished, FinishReason, TextDelta
+from edge_llm.messages import Finished, FinishReason, ReasoningDelta, TextDelta
 from edge_llm_cli import console
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -102,6 +102,8 @@ class Answer:
     text: str
     finished: Finished
     interrupted: bool
+    reasoning: str = ""
+    """what the model thought before"""
 
 
 def show(handle: Handle) -> Answer:
@@ -118,15 +120,17 @@ def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
 
     A second Ctrl-C leaves at once.
     """
-    pieces = []
+    pieces, thoughts = [], []
     with _cancelled_by_ctrl_c(handle) as interrupted, contextlib.closing(handle):
         for event in handle:
             if isinstance(event, TextDelta):
                 pieces.append(event.text)
                 if take is not None:
                     take(event.text)
+            elif isinstance(event, ReasoningDelta):
+                thoughts.append(event.text)
     assert handle.finished is not None
-    return Answer("".join(pieces), handle.finished, interrupted.is_set())
+    return Answer("".join(pieces), handle.finished, interrupted.is_set(), "".join(thoughts))
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def chat(
     params = SamplingParams(**{"max_tokens": answer.DEFAULT_MAX_TOKENS, **parameters})  # type: ignore[arg-type]
     with answer.opened(model, options) as (engine, _):
         if console.is_terminal(sys.stdin):
-            console.note(f"{engine.manifest.name}: {_HELP}")
+            console.note(f"{engine.info.name}: {_HELP}")
         Conversation(engine, params, None if system is None else answer.argument_text(system)).loop()
 
 
@@ -153,7 +153,7 @@ class Conversation:
             numbers = f"turn {gone[0]}" if len(gone) == 1 else f"turns {gone[0]} to {gone[-1]}"
             console.dim_note(f"the model no longer sees {numbers} of {len(questions)}")
         else:
-            console.dim_note(f"the conversation is longer than the context of {self._engine.context} tokens")
+            console.dim_note(f"the conversation is longer than the context of {self._engine.info.context} tokens")
 
 
 def _typed_line() -> str:

@@ -51,10 +51,11 @@ class _Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A slot, and how many rows of the conversation it holds already."""
+    """A slot, and how many rows of the conversation it holds already; `stored` of them came from the store."""
 
     slot: int
     rows: int
+    stored: int = 0
 
 
 class PrefixCache:
@@ -82,11 +83,13 @@ class PrefixCache:
         tenant = _Tenant(-1, ids, namespace)
         tenant.slot = self._with_prefix(tenant)
         self._tenants[tenant.slot] = tenant
+        rows = self._kv.length(tenant.slot)
         if self._store is not None and namespace is not None:
             tenant.keys.append(root_key(self._store.fingerprint, namespace))
             self._read_blocks(tenant, self._store)
         self._touch(tenant)
-        return Placed(tenant.slot, self._kv.length(tenant.slot))
+        now = self._kv.length(tenant.slot)
+        return Placed(tenant.slot, now, max(0, now - rows))
 
     def catch_up(self, slot: int) -> int:
         """Take over what others have computed of the same prompt since; how many rows the slot has now."""

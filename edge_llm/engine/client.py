@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
-from edge_llm.engine.core import EngineCore
 from edge_llm.engine.handle import Handle, Mailbox
+from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
-from edge_llm.engine.sequence import Sequence
 from edge_llm.errors import EngineStoppedError
+from edge_llm.metrics import Statistics
+
+if TYPE_CHECKING:  # whoever only talks to an engine elsewhere does not load what one is made of
+    from edge_llm.engine.core import EngineCore
+    from edge_llm.engine.sequence import Emit, Sequence
 
 
 class EngineClient(Protocol):
     """Takes requests and answers each exactly once. Every method may be called from any thread."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        ...
 
     def submit(self, request: Request) -> Handle:
         """Start a request.
@@ -22,6 +32,20 @@ class EngineClient(Protocol):
         What is wrong with it is said here, before anything runs: raises `ParameterError`, `TemplateError`,
         `ContextLengthError`, `QueueFullError` with the time after which to try again, and `EngineStoppedError`.
         """
+        ...
+
+    def tokenize(self, request: Request) -> list[int]:
+        """The tokens of its prompt, the chat template's included, however many. Raises `ParameterError`, `TemplateError`,
+        `EngineStoppedError`."""
+        ...
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens, special ones included; U+FFFD for bytes that are no text. Raises `ParameterError`,
+        `EngineStoppedError`."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """What the engine has done since it was loaded, also after `close`."""
         ...
 
     def close(self, *, drain: bool = False) -> None:
@@ -40,9 +64,26 @@ class ThreadClient:
 
     def submit(self, request: Request) -> Handle:
         mailbox = Mailbox()
-        sequence = self._core.prepare(request, mailbox.put)
+        return Handle(mailbox, self.start(request, mailbox.put), owner=self)
+
+    def start(self, request: Request, emit: Emit) -> Callable[[], None]:
+        """As `submit`, but `emit` is called with the events, on the engine's thread; gives what cancels the request."""
+        sequence = self._core.prepare(request, emit)
         self._worker.submit(sequence)
-        return Handle(mailbox, sequence.cancel, owner=self)
+        return sequence.cancel
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._core.info
+
+    def tokenize(self, request: Request) -> list[int]:
+        return self._core.intake.prompt(request)[0]
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        return self._core.intake.detokenize(token_ids)
+
+    def statistics(self) -> Statistics:
+        return self._core.statistics()
 
     def close(self, *, drain: bool = False) -> None:
         self._worker.stop(drain=drain)

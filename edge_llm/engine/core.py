@@ -8,16 +8,22 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_llm import machine
 from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache
 from edge_llm.config import EngineConfig
+from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.pace import ChunkPolicy, Pace
+from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
-from edge_llm.engine.scheduler import ChunkPolicy, Plan, QueueLimits, Scheduler, Share
+from edge_llm.engine.scheduler import Plan, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Phase, Sequence
+from edge_llm.engine.waiting import QueueLimits
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
 from edge_llm.messages import Event, Finished, FinishReason, PromptProgress
+from edge_llm.metrics import Statistics
 from edge_llm.model.step import Step
 from edge_llm.sampling.decoders import Selection
 
@@ -62,11 +68,30 @@ class EngineCore:
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
+        self._recorder = Recorder()
+        self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
         self._scheduler = Scheduler(
             slots=cache.slots,
             max_rows=session.max_rows,
-            chunks=ChunkPolicy(config.max_chunk, config.mixed_chunk),
+            pace=self._pace,
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        manifest = self.intake.manifest
+        return EngineInfo(
+            name=manifest.name,
+            context=self.cache.context,
+            slots=self.cache.slots,
+            vocab=manifest.dimensions.vocab,
+            chats=self.intake.template is not None,
+            tokenizer_digest=self.intake.tokenizer.digest,
+            layout=manifest.layout,
+            kv_type=self.cache.kv_type.name.lower(),
+            parameters=manifest.parameters,
+            weights_bytes=manifest.weight_bytes,
         )
 
     @property
@@ -80,11 +105,26 @@ class EngineCore:
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
+        self._scheduler.check_room(request.priority)  # before any work: who has too much to do must say so at once
         return self.intake.sequence(request, emit, self._clock)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a prepared sequence take part in the steps. Raises `QueueFullError`."""
         self._scheduler.enqueue(sequence)
+
+    def statistics(self) -> Statistics:
+        """How the engine is doing. Any thread."""
+        running, waiting = self._scheduler.counts
+        held, reserved = self.cache.used_bytes, self.cache.nbytes
+        return Statistics.of(
+            self._recorder.metrics,
+            num_requests_running=running,
+            num_requests_waiting=waiting,
+            admission_rejections=self._scheduler.refused,
+            kv_cache_bytes=held,
+            kv_cache_usage_perc=held / reserved if reserved else 0.0,
+            rss_bytes=machine.resident_memory(),
+        )
 
     def step(self) -> None:
         """Compute one step and tell its results; nothing if there is no work.
@@ -94,13 +134,17 @@ class EngineCore:
         plan = self._plan()
         if not plan.shares:
             return
+        start = self._clock()
         try:
             logits = self.session.forward(plan.step)
         except SessionError as error:
             self._fail_step(plan, error)
             return
         chosen = self._select(plan, logits)
-        self._commit(chosen)
+        now = self._clock()
+        self._pace.observe(plan.answered, plan.prompt_rows, plan.depth, now - start)
+        self._recorder.metrics.num_steps.add()
+        self._commit(chosen, now)
         self._emit(chosen)
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -132,13 +176,18 @@ class EngineCore:
     # --- the parts of a step ---
 
     def _plan(self) -> Plan:
+        now = self._clock()
         for sequence in self._scheduler.sequences:
             if sequence.cancelled:
                 self._finish(sequence, FinishReason.CANCELLED)
-        self._scheduler.admit(self._place, self._clock())
+            elif sequence.deadline is not None and sequence.deadline <= now:
+                self._finish(sequence, FinishReason.TIMEOUT)
+        self._scheduler.admit(self._place, now)
         for sequence in self._scheduler.sequences:
             if sequence.slot is not None and sequence.phase is Phase.PREFILL:
-                sequence.found(self._prefixes.catch_up(sequence.slot))
+                rows = self._prefixes.catch_up(sequence.slot)
+                self._recorder.caught_up(rows - sequence.committed)
+                sequence.found(rows)
         return self._scheduler.plan()
 
     def _place(self, sequence: Sequence) -> int | None:
@@ -146,6 +195,7 @@ class EngineCore:
         placed = self._prefixes.acquire(sequence.ids, sequence.namespace if self._shares_prefixes else None)
         if placed is None:
             return None
+        self._recorder.placed(sequence, placed)
         sequence.found(placed.rows)
         return placed.slot
 
@@ -169,20 +219,18 @@ class EngineCore:
             chosen.append((share, selection))
         return chosen
 
-    def _commit(self, chosen: Chosen) -> None:
+    def _commit(self, chosen: Chosen, now: float) -> None:
         """Keep the rows that count: all but those of drafts that were not accepted."""
-        now = self._clock()
         for share, selection in chosen:
             sequence = share.sequence
             rows = share.segment.rows - share.drafts
             if selection is not None:
                 right = max(0, len(selection.accepted) - 1)
                 rows += right
-                sequence.drafted += share.drafts
-                sequence.accepted_drafts += right
+                self._recorder.drafted(sequence, share.drafts, right)
                 sequence.ids.extend(token.token_id for token in selection.accepted)
                 sequence.ids.extend(selection.forced)
-                sequence.marks.token(now)
+                self._recorder.chosen(sequence, now)
             assert sequence.slot is not None
             self.cache.commit(sequence.slot, rows)
             sequence.committed += rows
@@ -196,12 +244,14 @@ class EngineCore:
                 sequence.emit(PromptProgress(done, sequence.prompt_tokens))
             if selection is None:
                 continue
+            told = sequence.stream.completion_tokens
             try:
-                delta = sequence.stream.feed(selection)
+                deltas = sequence.stream.feed(selection)
             except Exception as error:
                 self._fail(sequence, error)
                 continue
-            if delta is not None:
+            self._recorder.metrics.generation_tokens.add(sequence.stream.completion_tokens - told)
+            for delta in deltas:
                 sequence.emit(delta)
             if sequence.stream.finish is not None:
                 self._finish(sequence, sequence.stream.finish)
@@ -211,11 +261,11 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End with `Finished`, after the text that was held back."""
         try:
-            delta = sequence.stream.flush()
+            deltas = sequence.stream.flush()
         except Exception as error:
             self._fail(sequence, error)
             return
-        if delta is not None:
+        for delta in deltas:
             sequence.emit(delta)
         self._end(sequence, sequence.finished(reason, self._clock()))
 
@@ -239,6 +289,7 @@ class EngineCore:
         assert not sequence.ended
         sequence.ended = True
         self._scheduler.remove(sequence, self._clock())
+        self._recorder.ended(sequence, last)
         if sequence.slot is not None:
             self._prefixes.release(sequence.slot, keep=isinstance(last, Finished))
             sequence.slot = None

@@ -13,7 +13,7 @@ from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.handle import Handle
 from edge_llm.engine.request import Request, RequestOptions
 from edge_llm.messages import Finished, Message, Role
-from edge_llm.model.manifest import ModelManifest
+from edge_llm.metrics import Statistics
 from edge_llm.sampling.params import SamplingParams
 
 
@@ -27,12 +27,10 @@ class Engine:
     with a request raises at once: `ParameterError`, `TemplateError`, `ContextLengthError`, `QueueFullError`.
     """
 
-    def __init__(self, client: EngineClient, manifest: ModelManifest, context: int, tokenizer_digest: str) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self.manifest = manifest
-        self._tokenizer_digest = tokenizer_digest
-        self.context = context
-        """tokens that the model sees at once, and that a conversation may have unless it slides"""
+        self.info = client.info
+        """what it is: `name`, `context`, ..."""
 
     @classmethod
     def load(
@@ -53,8 +51,7 @@ class Engine:
     @classmethod
     def open(cls, folder: Path, config: EngineConfig | None = None, *, progress: Progress | None = None) -> Self:
         """As `load`, for a model folder that is known to be whole."""
-        core = open_engine(folder, config or EngineConfig(), progress)
-        return cls(ThreadClient(core), core.intake.manifest, core.cache.context, core.intake.tokenizer.digest)
+        return cls(ThreadClient(open_engine(folder, config or EngineConfig(), progress)))
 
     def chat(
         self, messages: Iterable[Message], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -67,13 +64,27 @@ class Engine:
         return self.submit(Request.completion(text, params, **options))
 
     def reply(self, text: str, finished: Finished) -> Message:
-        """The message to go on with after an answer of this engine: its text and its tokens, so that no row of it has to
-        be computed again."""
-        return Message(Role.ASSISTANT, text, token_ids=finished.token_ids, tokenizer_digest=self._tokenizer_digest)
+        """The message to go on with after an answer of this engine: its text, its tool calls and its tokens, so that no row
+        of it has to be computed again. What was thought before it is no part of it."""
+        digest = self.info.tokenizer_digest
+        calls, ids = finished.tool_calls, finished.token_ids
+        return Message(Role.ASSISTANT, text, tool_calls=calls, token_ids=ids, tokenizer_digest=digest)
 
     def submit(self, request: Request) -> Handle:
         """Start any request."""
         return self._client.submit(request)
+
+    def tokenize(self, request: Request) -> list[int]:
+        """The tokens that a request starts from, the chat template's included, however many."""
+        return self._client.tokenize(request)
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._client.detokenize(token_ids)
+
+    def statistics(self) -> Statistics:
+        """What was done since the model was loaded: durations as histograms, counts of tokens and ends, memory."""
+        return self._client.statistics()
 
     def close(self, *, drain: bool = False) -> None:
         """Cancel what runs, or wait for it with `drain`, and free the model. Idempotent."""

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from edge_llm import machine
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
+from edge_llm.engine.tooling import Tooling, forces_calls
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
-from edge_llm.messages import Message, Role
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
-from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder
+from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder, TriggeredDecoder, mask_without
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
 from edge_llm.sampling.speculation import SpeculativeDecoder
+from edge_llm.text.prompt import RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edge_llm.sampling.grammar_compiler import GrammarCompiler
+    from edge_llm.sampling.grammar_compiler import GrammarCompiler, Matcher
     from edge_llm.text.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A rendered conversation; `places[i]` is the index of the message in it that shows the request's message i."""
+
+    text: RenderedPrompt
+    places: tuple[int, ...]
 
 
 class Intake:
@@ -42,7 +53,7 @@ class Intake:
         """`template` is None for a model that cannot chat; `policy` is that of requests without one of their own; with
         `speculates` drafts are tried.
 
-        Raises `ParameterError` for a policy that the window cannot follow.
+        Raises `ParameterError` for a policy that the window cannot follow, `ModelFormatError` for an unsound manifest.
         """
         window.limit(policy)
         self.manifest = manifest
@@ -52,6 +63,7 @@ class Intake:
         self._policy = policy
         self._speculates = speculates
         self._sampler = sampler
+        self.tooling = Tooling.of(manifest, tokenizer.added_tokens)
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
@@ -75,6 +87,7 @@ class Intake:
         except ParameterError as error:
             raise ModelFormatError(f"manifest.json: sampling: {error}", hint="import the model again") from None
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
+        machine.return_freed_memory()  # to read it took three times what it keeps
         template = _read_template(folder, manifest, tokenizer) if manifest.has_chat_template else None
         return cls(manifest, tokenizer, template, sampler=sampler, window=window, policy=policy, speculates=speculates)
 
@@ -82,7 +95,8 @@ class Intake:
         """A sequence for `request`. Raises `ParameterError`, `TemplateError`, `ContextLengthError`."""
         submitted = clock()
         limit = self._window.limit(self._policy_of(request))
-        ids, places = self.prompt(request)
+        prompt = self._rendered(request)
+        ids, places = self._prompt(request, prompt)
         if not ids:
             raise ParameterError("the prompt is empty", hint="give at least one token of text")
         room = limit - len(ids)
@@ -94,20 +108,52 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=self._decoder(request, params, ids),
-            stream=TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens),
+            decoder=self._decoder(request, params, ids, None if prompt is None else prompt.text),
+            stream=TextStream(
+                self.tokenizer,
+                params,
+                end_ids=end_ids,
+                max_tokens=max_tokens,
+                readers=None if prompt is None else self.tooling.readers(request, prompt.text),
+            ),
             emit=emit,
             submitted=submitted,
             window=self._window,
             places=places,
             namespace=request.namespace if request.cache else None,
+            structured=request.response_format is not None or forces_calls(request),
+            priority=request.priority,
+            timeout_s=request.timeout_s,
         )
 
-    def _decoder(self, request: Request, params: SamplingParams, ids: list[int]) -> Decoder:
+    def _decoder(
+        self, request: Request, params: SamplingParams, ids: list[int], prompt: RenderedPrompt | None
+    ) -> Decoder:
         sampler = self._sampler.sequence(params, ids, self.tokenizer.token_bytes)
+        matcher, trigger = self._matcher(request), self.tooling.trigger(request, prompt)
+        if matcher is None:
+            return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+        if trigger is None:
+            return GrammarDecoder(sampler, matcher)
+        until = None if trigger.in_grammar else mask_without(self.manifest.tokens.eos, self.manifest.dimensions.vocab)
+        tokenizer = self.tokenizer
+        return TriggeredDecoder(
+            sampler, matcher, trigger, token_bytes=tokenizer.token_bytes, encode=tokenizer.encode_raw, before=until
+        )
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        """Where the grammar of an answer, or of the calls in it, begins; None if it has none."""
         if request.response_format is not None:
-            return GrammarDecoder(sampler, self._compiler().matcher(request.response_format))
-        return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+            return self._compiler().matcher(request.response_format)
+        try:
+            grammar = self.tooling.grammar(request)
+            return None if grammar is None else self._compiler().matcher(grammar)
+        except ParameterError as error:
+            if not forces_calls(request):
+                return None  # what the model decides to call is read, not ruled
+            raise ParameterError(
+                f"tool_choice {request.tool_choice} cannot be kept: {error}", hint=error.hint
+            ) from None
 
     def _compiler(self) -> GrammarCompiler:
         with self._lock:
@@ -135,37 +181,50 @@ class Intake:
 
         Raises `ParameterError`, `TemplateError`.
         """
-        if request.messages is not None:
-            if self.template is None:
-                raise TemplateError(
-                    f"{self.manifest.name} has no chat template, so it cannot answer messages",
-                    hint="let it continue a text instead (run --raw, or complete())",
-                )
-            messages = self._with_system(request.messages)
-            rendered = self.template.render(messages, variables=self.manifest.template_kwargs)
+        return self._prompt(request, self._rendered(request))
+
+    def _rendered(self, request: Request) -> _Rendered | None:
+        """What the template makes of a request's messages."""
+        if request.messages is None:
+            return None
+        if self.template is None:
+            raise TemplateError(
+                f"{self.manifest.name} has no chat template, so it cannot answer messages",
+                hint="let it continue a text instead (run --raw, or complete())",
+            )
+        shown = self.tooling.conversation(request, self.manifest, self.template)
+        return _Rendered(
+            self.template.render(shown.messages, tools=shown.tools, variables=shown.variables), shown.places
+        )
+
+    def _prompt(self, request: Request, rendered: _Rendered | None) -> tuple[list[int], tuple[range, ...]]:
+        if rendered is not None:
             if self._policy_of(request) != "slide":
-                return self.tokenizer.encode_prompt(rendered), ()
-            ids, places = self.tokenizer.encode_conversation(rendered)
-            return ids, places[len(messages) - len(request.messages) :]
+                return self.tokenizer.encode_prompt(rendered.text), ()
+            ids, places = self.tokenizer.encode_conversation(rendered.text)
+            return ids, tuple(places[place] for place in rendered.places)
         if request.text is not None:
             tokens = self.manifest.tokens
             return self.tokenizer.encode_raw(request.text, tokens.bos if tokens.add_bos else None), ()
         assert request.token_ids is not None
+        return self._checked(request.token_ids), ()
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens, special ones included; bytes that are no UTF-8 become U+FFFD.
+
+        Raises `ParameterError` for an id outside the vocabulary.
+        """
+        return self.tokenizer.decode(self._checked(token_ids), skip_special=False)
+
+    def _checked(self, token_ids: Iterable[int]) -> list[int]:
         vocab = self.manifest.dimensions.vocab
-        ids = list(request.token_ids)
+        ids = list(token_ids)
         if any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise ParameterError(f"token ids must be whole numbers from 0 to {vocab - 1}")
-        return ids, ()
+        return ids
 
     def _policy_of(self, request: Request) -> str:
         return request.context_policy or self._policy
-
-    def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The conversation, opened by the model's own system prompt if it has none."""
-        prompt = self.manifest.system_prompt
-        if prompt is None or any(message.role is Role.SYSTEM for message in messages):
-            return messages
-        return (Message.system(prompt), *messages)
 
 
 def _read_template(folder: Path, manifest: ModelManifest, tokenizer: Tokenizer) -> ChatTemplate:

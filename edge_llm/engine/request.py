@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self, TypedDict, Unpack
 
 from edge_llm.config import CONTEXT_POLICIES
 from edge_llm.errors import ParameterError
-from edge_llm.messages import Message
-from edge_llm.sampling.grammar import Grammar
+from edge_llm.messages import TOOL_CHOICES, Message, Tool
+from edge_llm.sampling.grammar import Grammar, parse_schema
 from edge_llm.sampling.params import SamplingParams
+
+MAX_TOOLS = 128
+PRIORITIES = ("interactive", "normal", "batch")
+"""the most urgent first"""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -20,6 +25,12 @@ class RequestOptions(TypedDict, total=False):
     response_format: Grammar | None
     cache: bool
     namespace: str
+    tools: tuple[Tool, ...]
+    tool_choice: str
+    parallel_tool_calls: bool
+    reasoning: bool | None
+    priority: str
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,18 @@ class Request:
     cache: bool = True
     """rows of its tokens may be taken from, and left to, other requests of the same `namespace`"""
     namespace: str = ""
+    tools: tuple[Tool, ...] = ()
+    """what the model may ask for; nothing here runs a tool"""
+    tool_choice: str = "auto"
+    """`none`: no calls; `auto`: the model decides; `required`: one or more calls; a tool's name: a call of that one"""
+    parallel_tool_calls: bool = True
+    """an answer may hold several calls"""
+    reasoning: bool | None = None
+    """think before the answer, or do not, where the model's template has a switch for it; None: what the template does"""
+    priority: str = "normal"
+    """`interactive` goes before `normal`, and that before `batch`; but who has waited long goes before who just came"""
+    timeout_s: float | None = None
+    """seconds from submit on after which the answer ends where it is, in the queue too; None: it may take any time"""
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
@@ -56,6 +79,35 @@ class Request:
             raise ParameterError(f"context_policy must be {' or '.join(CONTEXT_POLICIES)}, not {self.context_policy!r}")
         if not isinstance(self.cache, bool) or not isinstance(self.namespace, str):
             raise ParameterError("cache must be True or False, and namespace a str")
+        if not isinstance(self.parallel_tool_calls, bool) or not isinstance(self.reasoning, bool | None):
+            raise ParameterError("parallel_tool_calls must be True or False, and reasoning True, False or None")
+        self._check_tools()
+        if self.priority not in PRIORITIES:
+            raise ParameterError(f"priority must be {', '.join(PRIORITIES)}, not {self.priority!r}")
+        timeout = self.timeout_s
+        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < math.inf):
+            raise ParameterError(f"timeout_s must be a number above 0, or None, not {timeout!r}")
+
+    def _check_tools(self) -> None:
+        if not isinstance(self.tools, tuple) or not all(isinstance(tool, Tool) for tool in self.tools):
+            raise ParameterError("tools must be a tuple of Tool values")
+        names = {tool.name for tool in self.tools}
+        if len(self.tools) > MAX_TOOLS or len(names) < len(self.tools):
+            raise ParameterError(f"a request takes at most {MAX_TOOLS} tools, no two of one name")
+        if self.tool_choice not in (*TOOL_CHOICES, *names):
+            raise ParameterError(
+                f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool, not {self.tool_choice!r}"
+            )
+        if self.tools and self.messages is None:
+            raise ParameterError("tools need messages: a text to continue has no place for them")
+        if self.tool_choice == "required" and not self.tools:
+            raise ParameterError("tool_choice is required, but there are no tools")
+        if self.response_format is not None and self.tools and self.tool_choice != "none":
+            raise ParameterError(
+                "tools and response_format exclude one another", hint='ask without tools, or with tool_choice "none"'
+            )
+        for tool in self.tools:
+            _check_parameters(tool)
 
     @classmethod
     def chat(
@@ -68,3 +120,12 @@ class Request:
     def completion(cls, text: str, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Self:
         """Continue a text, without a template."""
         return cls(text=text, params=params or SamplingParams(), **options)
+
+
+def _check_parameters(tool: Tool) -> None:
+    try:
+        schema = parse_schema(tool.parameters)
+    except ParameterError as error:
+        raise ParameterError(f"the parameters of the tool {tool.name}: {error}", hint=error.hint) from None
+    if schema.get("type", "object") != "object":
+        raise ParameterError(f"the parameters of the tool {tool.name} must be the schema of an object")

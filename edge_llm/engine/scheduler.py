@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from edge_llm.engine.pace import Pace
 from edge_llm.engine.sequence import Phase, Sequence
+from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import QueueFullError
 from edge_llm.model.step import Segment, Step
 
-_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkPolicy:
-    """Prompt rows that one step may take: `alone`, or `mixed` while others are being answered."""
-
-    alone: int
-    mixed: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """What may wait for a slot."""
-
-    requests: int
-    tokens: int
+_FIRST_GUESS_S = 1.0  # how long a request runs
+_STEP_BACK_S = 0.005
+"""seconds by which each token that is still to be read makes a prompt count as later than it came"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +29,19 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next step computes, in the order in which logits come back."""
+    """What the next step computes, in the order in which logits come back; the first `answered` shares go on with answers."""
 
     shares: tuple[Share, ...]
+    answered: int = 0
+
+    @property
+    def prompt_rows(self) -> int:
+        return sum(share.segment.rows for share in self.shares[self.answered :])
+
+    @property
+    def depth(self) -> int:
+        """Rows that the first prompt of the step has already."""
+        return self.shares[self.answered].segment.position if self.prompt_rows else 0
 
     @cached_property
     def step(self) -> Step:
@@ -52,18 +49,20 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served, within bounds.
+    """The most urgent first, within bounds.
 
-    `enqueue` may be called from any thread; everything else from the one that runs the steps.
+    `check_room` and `enqueue` may be called from any thread; everything else from the one that runs the steps.
     """
 
-    def __init__(self, *, slots: int, max_rows: int, chunks: ChunkPolicy, limits: QueueLimits) -> None:
+    def __init__(self, *, slots: int, max_rows: int, pace: Pace, limits: QueueLimits) -> None:
         """`max_rows` bounds the rows of a step and is at least `slots`, so that everybody answered gets a row."""
-        self._slots, self._max_rows, self._chunks, self._limits = slots, max_rows, chunks, limits
+        self._slots, self._max_rows, self._pace = slots, max_rows, pace
         self._lock = threading.Lock()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue(limits)
         self._running: list[Sequence] = []
-        self._mean_s = _SHORTEST_RETRY_S
+        self._mean_s = _FIRST_GUESS_S
+        self.refused = 0
+        """requests for which there was no room"""
 
     def __len__(self) -> int:
         """Requests that are not done."""
@@ -71,36 +70,41 @@ class Scheduler:
             return len(self._waiting) + len(self._running)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        with self._lock:
+            return len(self._running), len(self._waiting)
+
+    @property
     def sequences(self) -> tuple[Sequence, ...]:
         """All that are not done, the running ones first."""
         with self._lock:
             return (*self._running, *self._waiting)
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Add a request. Raises `QueueFullError` if it would have to wait and too much waits already."""
+    def check_room(self, priority: str, prompt_tokens: int = 1) -> None:
+        """Raises `QueueFullError` if a request would have to wait and too much waits already."""
         with self._lock:
-            free = self._slots - len(self._running)
-            if len(self._waiting) >= free:
-                self._check_room(list(self._waiting)[free:], sequence)
-            self._waiting.append(sequence)
+            self._check_room(priority, prompt_tokens)
 
-    def _check_room(self, queued: list[Sequence], sequence: Sequence) -> None:
-        tokens = sum(other.prompt_tokens for other in queued)
-        # a prompt longer than the whole limit may wait when nobody else does, or it never could
-        crowded = bool(queued) and tokens + sequence.prompt_tokens > self._limits.tokens
-        if len(queued) >= self._limits.requests or crowded:
-            retry_s = self._mean_s * (len(queued) + 1) / self._slots
-            raise QueueFullError(
-                f"{len(queued)} requests with {tokens} prompt tokens are waiting already",
-                retry_after_s=min(max(retry_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S),
-                hint="try again later",
-            )
+    def enqueue(self, sequence: Sequence) -> None:
+        """Add a request. Raises `QueueFullError` as `check_room`."""
+        with self._lock:
+            self._check_room(sequence.priority, sequence.prompt_tokens)
+            self._waiting.add(sequence)
+
+    def _check_room(self, priority: str, prompt_tokens: int) -> None:
+        free, retry_s = self._slots - len(self._running), self._mean_s / self._slots
+        try:
+            self._waiting.check_room(priority, prompt_tokens, free=free, retry_s=retry_s)
+        except QueueFullError:
+            self.refused += 1
+            raise
 
     def admit(self, acquire: Callable[[Sequence], int | None], now: float) -> None:
         """Give those who wait the slots that `acquire` has."""
-        while self._waiting and (slot := acquire(self._waiting[0])) is not None:
+        while (sequence := self._waiting.first) is not None and (slot := acquire(sequence)) is not None:
             with self._lock:
-                sequence = self._waiting.popleft()
+                self._waiting.remove(sequence)
                 sequence.slot = slot
                 sequence.marks.admitted = now
                 self._running.append(sequence)
@@ -116,7 +120,7 @@ class Scheduler:
                 self._waiting.remove(sequence)
 
     def plan(self) -> Plan:
-        """The next step: a row for everybody who is being answered, then as much prompt as the policy allows.
+        """The next step: a row for everybody who is being answered, then as much prompt as the pace allows.
 
         Changes nothing; empty if nobody runs.
         """
@@ -127,13 +131,21 @@ class Scheduler:
             share = _share(sequence, rows - (len(decoding) - i))
             shares.append(share)
             rows -= share.segment.rows
-        rows = min(rows, self._chunks.mixed if decoding else self._chunks.alone)
-        for sequence in self._running:
-            if rows > 0 and sequence.phase is Phase.PREFILL:
+        prompts = self.reading()
+        if prompts:
+            rows = min(rows, self._pace.prompt_rows(len(decoding), prompts[0].committed))
+        for sequence in prompts:
+            if rows > 0:
                 share = _share(sequence, rows)
                 shares.append(share)
                 rows -= share.segment.rows
-        return Plan(tuple(shares))
+        return Plan(tuple(shares), len(decoding))
+
+    def reading(self) -> list[Sequence]:
+        """Those whose prompt is being read, the next first: the shorter the rest of it, the sooner, for nobody is answered
+        before all of it is read. As with priorities, who came long enough before goes first."""
+        prompts = (sequence for sequence in self._running if sequence.phase is Phase.PREFILL)
+        return sorted(prompts, key=lambda sequence: sequence.urgency + sequence.pending * _STEP_BACK_S)
 
 
 def _share(sequence: Sequence, rows: int) -> Share:

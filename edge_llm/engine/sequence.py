@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import EdgeLLMError
@@ -14,6 +15,10 @@ from edge_llm.sampling.decoders import Decoder
 
 Emit = Callable[[Event | EdgeLLMError], None]
 """takes a request's events; `Finished` or an error comes last, once"""
+
+
+_STEPS_BACK_S = dict(zip(PRIORITIES, (0.0, 60.0, 300.0), strict=True))
+"""seconds by which a request counts as later than it came"""
 
 
 class Phase(Enum):
@@ -52,6 +57,7 @@ class Sequence:
         "cached",
         "cancelled",
         "committed",
+        "deadline",
         "decoder",
         "drafted",
         "emit",
@@ -61,9 +67,11 @@ class Sequence:
         "max_tokens",
         "namespace",
         "places",
+        "priority",
         "prompt_tokens",
         "slot",
         "stream",
+        "structured",
         "window",
     )
 
@@ -79,9 +87,13 @@ class Sequence:
         window: ContextWindow,
         places: tuple[range, ...] = (),
         namespace: str | None = None,
+        structured: bool = False,
+        priority: str = "normal",
+        timeout_s: float | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
-        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody)."""
+        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
+        that a grammar has a say in where the answer ends."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -92,6 +104,9 @@ class Sequence:
         self.window = window
         self.places = places
         self.namespace = namespace
+        self.structured = structured
+        self.priority = priority
+        self.deadline = None if timeout_s is None else submitted + timeout_s
         self.slot: int | None = None
         self.committed = self.cached = 0
         self.drafted = self.accepted_drafts = 0
@@ -105,6 +120,19 @@ class Sequence:
         if self.slot is None:
             return Phase.QUEUED
         return Phase.PREFILL if len(self.ids) == self.prompt_tokens else Phase.DECODE
+
+    @property
+    def urgency(self) -> float:
+        """When its turn comes, the smallest first: its arrival, later by what its priority costs.
+
+        So somebody of a lower priority goes before all who come long enough after, and nobody waits for ever.
+        """
+        return self.marks.submitted + _STEPS_BACK_S[self.priority]
+
+    @property
+    def rank(self) -> int:
+        """Place of its priority, 0 for the most urgent."""
+        return PRIORITIES.index(self.priority)
 
     @property
     def pending(self) -> int:
@@ -127,14 +155,16 @@ class Sequence:
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
         """The last event, for an end at `now`."""
+        calls = self.stream.tool_calls
         return Finished(
-            reason=reason,
+            reason=FinishReason.TOOL_CALLS if calls and reason is FinishReason.STOP else reason,
             usage=Usage(
                 self.prompt_tokens,
                 self.stream.completion_tokens,
                 self.cached,
                 draft_tokens=self.drafted,
                 accepted_draft_tokens=self.accepted_drafts,
+                reasoning_tokens=self.stream.reasoning_tokens,
             ),
             timings=self._timings(now),
             seed=self.decoder.seed,
@@ -142,6 +172,8 @@ class Sequence:
             matched_stop=self.stream.matched_stop,
             forgotten=self.window.forgotten_places(self.places, self.committed),
             forgotten_tokens=len(self.window.forgotten(self.committed)),
+            tool_calls=calls,
+            invalid_tool_calls=self.stream.invalid_tool_calls,
         )
 
     def _timings(self, now: float) -> Timings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -31,6 +32,8 @@ from edge_llm.model.manifest import (
     ModelManifest,
     SourceSpec,
 )
+from edge_llm.text.channels import ReasoningMarkers
+from edge_llm.text.tool_syntax import ToolSyntax
 
 Progress = Callable[[str, int, int], None]
 """called with (what is being written, done, total)"""
@@ -62,6 +65,8 @@ def export_gguf(
         with WeightsWriter(folder / WEIGHTS_NAME) as weights:
             graph = _write_ring(gguf, spec, weights, progress)
         files = {WEIGHTS_NAME: FileSpec(weights.size, weights.sha256)}
+        calls = ToolSyntax.detect(tokenizer.chat_template or "")
+        markers = ReasoningMarkers.detect(tokenizer.chat_template or "")
         texts = {GRAPH_NAME: graph.model(weights), TOKENIZER_NAME: tokenizer.json.encode()}
         if tokenizer.chat_template is not None:
             texts[TEMPLATE_NAME] = tokenizer.chat_template.encode()
@@ -86,6 +91,8 @@ def export_gguf(
             ),
             files=files,
             kv_type=kv_type,
+            tool_calls=dataclasses.asdict(calls) if calls else {},
+            reasoning=dataclasses.asdict(markers) if markers else {},
             sampling=dict(sampling or {}),
             system_prompt=system_prompt,
             quality=dict(quality or {}),

@@ -112,6 +112,10 @@ class ModelManifest:
     system_prompt: str | None = None
     """what stands in for a system message in a conversation that has none; None: whatever the template does"""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_calls: Mapping[str, str] = field(default_factory=dict)
+    """how it writes tool calls (fields of `ToolSyntax`); empty: its template takes no tools, they are told in words"""
+    reasoning: Mapping[str, str] = field(default_factory=dict)
+    """the markers around its reasoning (fields of `ReasoningMarkers`); empty: it has none"""
     quality: Mapping[str, float] = field(default_factory=dict)
     license: str | None = None
     format_version: int = FORMAT_VERSION
@@ -126,6 +130,15 @@ class ModelManifest:
     @property
     def weight_bytes(self) -> int:
         return self.files[WEIGHTS_NAME].size
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model's matrices; shared embeddings count once, the vectors of norms not at all."""
+        size, layers = self.dimensions, len(self.layers)
+        attention = 2 * (size.heads + size.kv_heads) * size.head_dim
+        embeddings = sum(self.source.tensor_types.values()) - 7 * layers  # q, k, v, output, gate, up, down
+        layer = size.hidden * (attention + 3 * size.intermediate)
+        return layers * layer + max(1, embeddings) * size.vocab * size.hidden
 
     def to_json(self) -> str:
         """The text of manifest.json; `from_json` gives an equal manifest back."""
@@ -256,10 +269,15 @@ def _check(manifest: ModelManifest) -> None:
     for name, values in (("sampling", manifest.sampling), ("quality", manifest.quality)):
         _require(isinstance(values, Mapping) and all(map(_is_number, values.values())), f"{name} must hold numbers")
     _require(isinstance(manifest.template_kwargs, Mapping), "template_kwargs must be an object")
+    for name, markers in (("tool_calls", manifest.tool_calls), ("reasoning", manifest.reasoning)):
+        sound = isinstance(markers, Mapping) and all(isinstance(text, str) for text in markers.values())
+        _require(sound, f"{name} must hold texts")
     texts = (manifest.architecture, manifest.source.file, manifest.source.sha256, manifest.source.format)
     _require(all(isinstance(text, str) for text in (*texts, manifest.license or "")), "a text is expected")
     for mapping in (manifest.source.tensor_types, manifest.source.fidelity):
         _require(isinstance(mapping, Mapping), "source must count its types")
+    counts = manifest.source.tensor_types.values()
+    _require(all(_whole(count, 0, 1 << 20) for count in counts), "source must count its types")
     _require(manifest.kv_type in ("int8", "f32"), "unknown kv_type")
     for name in (GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME):
         _require(name in manifest.files, f"{name} is not listed")

@@ -5,12 +5,14 @@ the decoder the logits that follow the last token and each draft. What fits this
 
     sampled (greedy at temperature 0)  proposes nothing, accepts one token
     speculative                        proposes drafts, accepts its own choices for as long as they equal the drafts
+    triggered                          sampled, but for parts of the answer that a grammar rules
     grammar                            masks each row; what the grammar leaves no choice about comes back as `forced`
     beam                               one decoder over several branches of a sequence: row j follows branch j
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,3 +101,93 @@ class GrammarDecoder:
             self._sampler.observe(token_id)
         self._index += 1 + len(forced)
         return Selection((sampled,), forced, FinishReason.STOP if self._matcher.finished else None)
+
+
+def mask_without(token_ids: Iterable[int], vocab: int) -> np.ndarray:
+    """int32 [(vocab + 31) / 32], a bit for each token but these."""
+    bits = np.ones((vocab + 31) // 32 * 32, np.uint8)
+    bits[vocab:] = 0
+    bits[list(token_ids)] = 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Where a grammar begins in the middle of an answer: with the token `token_id`, or where that is None with the bytes
+    `text`, which may end inside a token. They are the beginning of what is `in_grammar`, or stand before it.
+    """
+
+    text: bytes
+    token_id: int | None = None
+    in_grammar: bool = True
+
+
+class TriggeredDecoder:
+    """As `SampledDecoder` until a trigger comes, then within a grammar until that ends, and so on.
+
+    What comes outside of the grammar is what would come without it, token for token.
+    """
+
+    def __init__(
+        self,
+        sampler: SequenceSampler,
+        matcher: Matcher,
+        trigger: Trigger,
+        *,
+        token_bytes: Callable[[int], bytes],
+        encode: Callable[[str], list[int]],
+        before: np.ndarray | None = None,
+    ) -> None:
+        """`matcher` is at the beginning of its grammar. With a mask `before` of what may come until then, the answer ends
+        with the grammar."""
+        self._sampler, self._start, self._trigger = sampler, matcher, trigger
+        self._token_bytes, self._encode, self._before = token_bytes, encode, before
+        self._matcher: Matcher | None = None
+        self._tail = b""
+        self._index = 0
+
+    @property
+    def seed(self) -> int:
+        return self._sampler.seed
+
+    def propose(self, room: int) -> tuple[int, ...]:
+        return ()
+
+    def select(self, logits: np.ndarray) -> Selection:
+        mask = self._before if self._matcher is None else self._matcher.mask()
+        sampled = self._sampler.sample(logits[0], self._index, mask)
+        if self._matcher is None:
+            self._matcher = self._triggered(sampled.token_id)
+        else:
+            self._matcher.accept(sampled.token_id)
+        forced: tuple[int, ...] = ()
+        if self._matcher is not None and not self._matcher.finished:
+            forced = tuple(self._matcher.forced())
+        for token_id in (sampled.token_id, *forced):
+            self._sampler.observe(token_id)
+        self._index += 1 + len(forced)
+        finish = None
+        if self._matcher is not None and self._matcher.finished:
+            self._matcher = None
+            finish = None if self._before is None else FinishReason.STOP
+        return Selection((sampled,), forced, finish)
+
+    def _triggered(self, token_id: int) -> Matcher | None:
+        """The grammar behind this token if it ends, or holds the end of, the trigger; None too if what follows does not fit."""
+        trigger = self._trigger
+        if trigger.token_id is not None:
+            if token_id != trigger.token_id:
+                return None
+            begun = [token_id] if trigger.in_grammar else []
+        else:
+            text = self._tail + self._token_bytes(token_id)
+            place = text.find(trigger.text)
+            if place < 0:
+                self._tail = text[max(0, len(text) - len(trigger.text) + 1) :]
+                return None
+            self._tail = b""
+            begun = self._encode(
+                text[place + (0 if trigger.in_grammar else len(trigger.text)) :].decode("utf-8", "replace")
+            )
+        matcher = self._start.fresh()
+        return matcher if matcher.allows(begun) else None

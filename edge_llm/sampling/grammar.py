@@ -19,6 +19,9 @@ MAX_DEPTH = 32
 MAX_ENUM = 2048
 """values of all enumerations of a schema together"""
 
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python writes it: a small model that may choose white space can choose it for ever"""
+
 
 class GrammarKind(StrEnum):
     JSON_OBJECT = "json_object"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import select
 import subprocess
 import sys
@@ -21,17 +22,15 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import GenerationError, ParameterError
-from edge_llm.sampling.grammar import Grammar, GrammarKind, parse_schema
+from edge_llm.sampling.grammar import JSON_STYLE, Grammar, GrammarKind, parse_schema
 from edge_llm.sampling.schema_recursion import bound_recursion
 
 COMPILE_SECONDS = 2.0
 MAX_LEXER_STATES = 20_000
 """of one matcher; a state takes one to two kilobytes"""
+_TOKEN_ID = re.compile(r"<\[[0-9]+\]>")
 KEPT_GRAMMARS = 16
 """compiled grammars that are kept for the next request"""
-
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python writes it: a small model that may choose white space can choose it for ever"""
 
 
 class GrammarCompiler:
@@ -61,7 +60,8 @@ class GrammarCompiler:
             prototype = self._kept.pop(grammar, None)
             if prototype is None:
                 source = _source(grammar)
-                fault = self._worker.fault(source)
+                # the worker's vocabulary is bytes and one token more, which stands for all that a grammar names by id
+                fault = self._worker.fault(_TOKEN_ID.sub("<[256]>", source))
                 if fault is None:
                     if self._tokenizer is None:
                         self._tokenizer = LLTokenizer(
@@ -86,7 +86,7 @@ class Matcher:
     """How far one answer is in its grammar. Used by one thread."""
 
     def __init__(self, matcher: Any, vocab: int) -> None:
-        self._matcher = matcher
+        self._matcher, self._vocab = matcher, vocab
         self._mask = np.zeros((vocab + 31) // 32, np.int32)
 
     @property
@@ -102,6 +102,14 @@ class Matcher:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
         return self._mask
+
+    def fresh(self) -> Matcher:
+        """Another one, as far as this one is."""
+        return Matcher(self._matcher.deep_copy(), self._vocab)
+
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        """Whether these tokens may follow; if so they are accepted."""
+        return int(self._matcher.try_consume_tokens(list(token_ids))) == len(token_ids)
 
     def accept(self, token_id: int) -> None:
         """The token follows. Raises `GenerationError` if it may not."""
@@ -205,7 +213,7 @@ def _source(grammar: Grammar) -> str:
     """The grammar in llguidance's own form."""
     from llguidance import LLMatcher
 
-    options: Any = _JSON_OPTIONS
+    options: Any = JSON_STYLE
     source: str
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:

@@ -15,11 +15,12 @@ import numpy as np
 from edge_llm.sampling.decoders import Selection
 from edge_llm.sampling.sampler import SequenceSampler
 
-MATCHED = 3
+MATCHED = 4
 """tokens that must have occurred before in this order"""
 MAX_DRAFT = 10
 """drafts of a step: with more rows than this a step is no longer bound by the weights' loads"""
-_SHORTEST = 2
+_FIRST_DRAFT, _SHORTEST = 3, 1
+"""drafts of the first step and after each pause, and the fewest"""
 _WORTH = 0.25
 """accepted drafts of those tried, averaged, below which drafting pauses: a row costs a tenth of a step"""
 _MEMORY = 0.8
@@ -57,7 +58,7 @@ class SpeculativeDecoder:
         self._lookup = PromptLookup(prompt_ids)
         self._index = 0
         self._drafts: tuple[int, ...] = ()
-        self._length = MAX_DRAFT
+        self._length = _FIRST_DRAFT
         self._rate = 1.0
         self._pause = _FIRST_PAUSE
         self._resume_at = 0
@@ -92,6 +93,7 @@ class SpeculativeDecoder:
         if self._rate < _WORTH:
             self._resume_at = self._index + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._length = min(self._length, _FIRST_DRAFT)
             self._rate = 1.2 * _WORTH  # one more failure, and it pauses again
         elif right == tried:
             self._pause = _FIRST_PAUSE

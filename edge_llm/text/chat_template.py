@@ -52,6 +52,10 @@ class ChatTemplate:
         """Names that `render` takes in `variables`."""
         return (self._sandbox.reads | COMMON_VARIABLES) - _INTERNAL
 
+    def reads(self, name: str) -> bool:
+        """Whether the template looks this variable up."""
+        return name in self._sandbox.reads
+
     def render(
         self,
         messages: Sequence[Message],

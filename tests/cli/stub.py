@@ -30,8 +30,7 @@ class StubEngine:
     with. Of what is asked, all characters but the last `seen` are forgotten, and with them the messages before.
     """
 
-    manifest = SimpleNamespace(name="stub")
-    context = 64
+    info = SimpleNamespace(name="stub", context=64)
 
     def __init__(
         self,

@@ -176,15 +176,25 @@ def test_one_json_object(invoke, engine) -> None:
     assert result.exit_code == 0
     assert result.stdout.isascii()
     value = json.loads(result.stdout)
-    assert list(value) == ["text", "finish_reason", "seed", "model", "usage", "forgotten_tokens", "timings"]
+    assert list(value) == [
+        "text",
+        "finish_reason",
+        "seed",
+        "model",
+        "usage",
+        "forgotten_tokens",
+        "timings",
+        "reasoning",
+        "tool_calls",
+    ]
     assert (value["text"], value["finish_reason"], value["seed"], value["model"]) == (
         "café \x1b[31m",
         "stop",
         3,
         "stub",
     )
-    drafts = {"draft_tokens": 0, "accepted_draft_tokens": 0}
-    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2, **drafts}
+    rest = {"draft_tokens": 0, "accepted_draft_tokens": 0, "reasoning_tokens": 0}
+    assert value["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 2, **rest}
     timings = value["timings"]
     assert list(timings) == [
         "load_s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,9 @@ class FakeSequenceSampler:
         if self.params.temperature:
             noise = np.random.Generator(np.random.Philox(key=self.seed, counter=token_index)).gumbel(size=row.size)
             scores = row / self.params.temperature + noise
+        if mask is not None:
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: scores.size]
+            scores = np.where(allowed, scores, -np.inf)
         chosen = int(scores.argmax())
         if not self.params.logprobs:
             return Sampled(chosen)
@@ -237,8 +241,13 @@ def make_core(
     folder: Path | None = None,
     **options: Any,
 ) -> EngineCore:
-    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`."""
-    config = EngineConfig(context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, **options})
+    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`.
+
+    Without a `clock` all steps take the same time, so the pace allows as many prompt rows as `mixed_chunk`.
+    """
+    config = EngineConfig(
+        context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, "mixed_pause_ms": 0, **options}
+    )
     geometry = CacheGeometry((LayerGeometry(1, 8),))
     kv = KVCache(geometry, slots=slots, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
     session = FakeSession(kv, max_rows=max_rows, model=model)
@@ -254,8 +263,10 @@ def make_core(
     if folder is not None:
         form = BlockFormat("fake", kv.snapshot_shapes(1))
         store = PrefixStore(folder, form, budget=config.prefix_cache_bytes)
-    more = {"clock": clock} if clock else {}
-    return EngineCore(session=session, cache=kv, intake=intake, config=config, store=store, **more)
+    ticks = count(step=0.001)
+    return EngineCore(
+        session=session, cache=kv, intake=intake, config=config, store=store, clock=clock or (lambda: next(ticks))
+    )
 
 
 def text_of(events: Sequence[Event]) -> str:

@@ -16,10 +16,10 @@ import pytest
 from edge_llm.engine.client import ThreadClient
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.request import Request
-from edge_llm.errors import ContextLengthError, EngineStoppedError, ParameterError, QueueFullError
+from edge_llm.errors import ContextLengthError, EngineStoppedError, ParameterError, QueueFullError, TemplateError
 from edge_llm.messages import Finished, FinishReason, Message, TextDelta
 from edge_llm.sampling.params import SamplingParams
-from tests.engine.fakes import PARIS, START, byte_ids, make_core, says
+from tests.engine.fakes import PARIS, START, VOCAB, byte_ids, make_core, says
 
 WAIT = 20.0
 """seconds after which a test that waits for a thread has failed"""
@@ -98,6 +98,37 @@ def test_what_is_wrong_with_a_request_raises_at_once(start: Start) -> None:
         client.submit(Request.completion(""))
     assert not core.has_work
     assert core.session.steps == []
+
+
+def test_the_engine_says_what_it_is(start: Start) -> None:
+    client, core = start(context=99, slots=3)
+    info = client.info
+    assert (info.name, info.context, info.slots, info.vocab, info.chats) == ("fake", 99, 3, VOCAB, True)
+    assert (info.layout, info.kv_type, info.weights_bytes) == ("ring", "int8", 1)
+    assert info.tokenizer_digest == core.intake.tokenizer.digest
+
+
+def test_prompts_are_tokenised_without_running_anything(start: Start) -> None:
+    client, core = start(context=20)
+    chat = Request.chat([Message.user("hello world, this is long")])
+    ids = client.tokenize(chat)
+    assert ids == core.intake.prompt(chat)[0]
+    assert len(ids) > 20
+    assert client.tokenize(Request.completion("")) == []
+    assert client.detokenize(ids) == "<|im_start|>user\nhello world, this is long<|im_end|>\n<|im_start|>assistant\n"
+    core.intake.template = None
+    with pytest.raises(TemplateError):
+        client.tokenize(chat)
+    assert core.session.steps == []
+
+
+def test_only_ids_of_the_vocabulary_have_a_text(start: Start) -> None:
+    client, _ = start()
+    assert client.detokenize(byte_ids("é")[:1]) == "\ufffd"
+    assert client.detokenize([]) == ""
+    for wrong in (-1, VOCAB, True, 1.0, "1"):
+        with pytest.raises(ParameterError, match=f"0 to {VOCAB - 1}"):
+            client.detokenize([wrong])
 
 
 def test_many_threads_submit(start: Start) -> None:

@@ -40,7 +40,7 @@ def test_a_loaded_engine_chats_and_completes(monkeypatch: pytest.MonkeyPatch, tm
         last = list(engine.complete("x", SamplingParams(max_tokens=1, seed=5)))[-1]
         assert isinstance(last, Finished)
         assert last.seed == 5
-        assert (engine.context, engine.manifest.name) == (99, "fake")
+        assert (engine.info.context, engine.info.name) == (99, "fake")
     assert calls == ["some-model", (tmp_path, config, None)]
     with pytest.raises(EngineStoppedError):
         engine.chat(CHAT)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.engine.scheduler import ChunkPolicy, QueueLimits, Scheduler
+from edge_llm.engine.pace import ChunkPolicy, Pace
+from edge_llm.engine.scheduler import Scheduler
 from edge_llm.engine.sequence import Phase, Sequence
+from edge_llm.engine.waiting import QueueLimits
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import QueueFullError
 
@@ -26,14 +28,14 @@ class Drafts:
         return tuple(range(100, 100 + min(room, self.most)))
 
 
-def sequence(prompt: int, *, drafts: int = 0, max_tokens: int = 50) -> Sequence:
+def sequence(prompt: int, *, drafts: int = 0, max_tokens: int = 50, submitted: float = 0.0) -> Sequence:
     return Sequence(
         list(range(prompt)),
         max_tokens=max_tokens,
         decoder=Drafts(drafts),
         stream=SimpleNamespace(),
         emit=lambda event: None,
-        submitted=0.0,
+        submitted=submitted,
         window=ContextWindow(4096),
     )
 
@@ -49,8 +51,19 @@ def scheduler(
     slots: int = 4, *, max_rows: int = 64, mixed: int = 8, requests: int = 4, tokens: int = 1000
 ) -> Scheduler:
     return Scheduler(
-        slots=slots, max_rows=max_rows, chunks=ChunkPolicy(max_rows, mixed), limits=QueueLimits(requests, tokens)
+        slots=slots, max_rows=max_rows, pace=settled(max_rows, mixed), limits=QueueLimits(requests, tokens)
     )
+
+
+def settled(alone: int, mixed: int) -> Pace:
+    """The pace of a machine on which prompt rows cost nothing, once it is known."""
+    pace = Pace(ChunkPolicy(alone, mixed, pause_s=0))
+    for answered in range(1, 9):
+        for _ in range(3):
+            pace.observe(answered, 0, 0, 0.001)
+    for _ in range(3):
+        pace.observe(1, mixed, 0, 0.001)
+    return pace
 
 
 def running(made: Scheduler, *sequences: Sequence) -> None:
@@ -81,10 +94,17 @@ def test_those_who_are_answered_come_first_and_keep_prompts_short() -> None:
     assert shape(made) == [(1, 5, 1, 1), (2, 7, 1, 1), (0, 0, 8, 0)]
 
 
-def test_prompts_are_read_in_the_order_of_their_arrival() -> None:
+def test_what_is_read_soonest_is_read_first_and_then_what_came_first() -> None:
     made = scheduler()
     running(made, sequence(50), sequence(50), sequence(10))
-    assert shape(made) == [(0, 0, 50, 1), (1, 0, 14, 0)]
+    assert shape(made) == [(2, 0, 10, 1), (0, 0, 50, 1), (1, 0, 4, 0)]
+
+
+def test_a_long_prompt_is_read_before_short_ones_that_come_much_later() -> None:
+    made = scheduler()
+    long, soon, late = sequence(1000), sequence(10, submitted=4.0), sequence(10, submitted=6.0)
+    running(made, long, soon, late)
+    assert made.reading() == [soon, long, late]
 
 
 def test_planning_changes_nothing() -> None:

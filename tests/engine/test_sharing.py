@@ -15,6 +15,7 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import ContextLengthError
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import FinishReason
+from edge_llm.model.manifest import ModelManifest
 from edge_llm.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +172,7 @@ def test_a_context_is_as_long_for_a_prompt_as_for_an_answer(
 def test_a_constrained_row_that_ends_early_leaves_the_others_alone(tiny_folder: Path, kernels: KernelLibrary) -> None:
     """B54, B14: one row may only end, one has nothing left to say; the others say what they say alone."""
     with Engine.load(tiny_folder, EngineConfig(context=256, slots=4)) as engine:
-        end = engine.manifest.tokens.eos[0]
+        (end, *_) = ModelManifest.read(tiny_folder).tokens.eos
         free = SamplingParams(max_tokens=30, temperature=0.8, seed=3, ignore_eos=True)
         only_end = SamplingParams(max_tokens=30, logit_bias={i: -100.0 for i in range(331) if i != end})
         alone = []

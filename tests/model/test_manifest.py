@@ -48,6 +48,15 @@ def test_round_trip() -> None:
     assert ModelManifest.from_json(manifest().to_json()) == manifest()
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_parameters_are_those_of_the_matrices(heads: int) -> None:
+    """A second embedding matrix is one that the output does not share."""
+    layer = 64 * (4 * 16 + 2 * 16 * 2) + 64 * 64 + 3 * 64 * 96
+    types = {"Q4_1": 13, "Q8_0": 1 + heads}
+    source = SourceSpec(file="tiny.gguf", sha256="0" * 64, size=10, format="gguf", tensor_types=types)
+    assert manifest(source=source).parameters == 2 * layer + heads * 300 * 64
+
+
 def changed(path: list[Any], value: Any) -> str:
     raw = json.loads(manifest().to_json())
     place = raw
@@ -91,6 +100,7 @@ def changed(path: list[Any], value: Any) -> str:
         (["unknown"], 1),
         (["source"], None),
         (["source", "tensor_types"], []),
+        (["source", "tensor_types"], {"Q4_1": "7"}),
         (["sampling"], None),
         (["sampling"], []),
         (["sampling"], {"top_k": "x"}),

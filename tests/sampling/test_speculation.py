@@ -75,12 +75,12 @@ def test_a_repeating_text_takes_fewer_steps(kernels: KernelLibrary) -> None:
             ).accepted
         ]
         steps += 1
-    assert steps == 110 // (MAX_DRAFT + 1)
+    assert steps == 110 // (MAX_DRAFT + 1) + 1  # the first steps draft less
     assert ids[len(prompt) : len(prompt) + 12] == list(range(12))
 
 
 def test_free_text_pays_little_for_drafts_that_fail(kernels: KernelLibrary) -> None:
-    """Noise over few tokens: every three of them have occurred, and what followed says nothing."""
+    """Noise over few tokens: every few of them have occurred, and what followed says nothing."""
     choose = np.random.default_rng(3)
     prompt = choose.integers(0, VOCAB, 4000).tolist()
     sampler = Sampler(kernels, VOCAB).sequence(SamplingParams(temperature=1.0, seed=3), prompt)
@@ -89,9 +89,9 @@ def test_free_text_pays_little_for_drafts_that_fail(kernels: KernelLibrary) -> N
 
 
 def test_lookup_finds_the_last_occurrence_and_never_itself() -> None:
-    lookup = PromptLookup([1, 2, 3, 7, 8, 1, 2, 3, 9, 5])
+    lookup = PromptLookup([1, 2, 3, 4, 7, 8, 1, 2, 3, 4, 9, 5])
     assert lookup.draft(4) == ()
-    for token_id in (1, 2, 3):
+    for token_id in (1, 2, 3, 4):
         lookup.observe(token_id)
     assert lookup.draft(3) == (9, 5, 1)
     assert lookup.draft(1) == (9,)

@@ -25,7 +25,8 @@ from edge_llm.install.store import ModelStore
 from tools.check_aarch64.machine import BOARDS, ROOT, Machine, MissingToolError
 
 _MODEL = "smollm2-135m-instruct"
-_KERNEL_TESTS = ("elementwise", "linear", "ring", "random", "sampling", "warmup")
+_KERNEL_TESTS = ("ring", "random", "sampling", "warmup")
+"""those whose kernels the steps lowering and attention do not compile and check already"""
 _TOLERANCE = 0.25
 """largest difference of a log-probability of a token that is among the likely ones on both CPUs"""
 _LIKELY = math.log(0.01)

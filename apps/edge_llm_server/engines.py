@@ -1,0 +1,177 @@
+"""Engines: which model answers a request, and whether it may now. The event loop's side of an engine host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from edge_llm.engine.client import EngineClient
+from edge_llm.engine.handle import Handle
+from edge_llm.engine.info import EngineInfo
+from edge_llm.engine.request import Request
+from edge_llm.errors import EdgeLLMError, quoted
+from edge_llm.metrics import Statistics
+from edge_llm_server.api_error import ApiError
+from edge_llm_server.settings import ServerSettings
+
+R = TypeVar("R")
+_MAX_THREADS = 64
+
+
+class Host(Protocol):
+    """Engines by model name; `open` loads one that is not loaded, which takes time."""
+
+    def open(self, name: str) -> AbstractContextManager[EngineClient]: ...
+
+    def loaded(self) -> tuple[EngineInfo, ...]: ...
+
+    def close(self, *, drain: bool = False) -> None: ...
+
+
+class Engines:
+    """Every method that waits is for the event loop; the work is done on threads."""
+
+    def __init__(self, host: Host, settings: ServerSettings, *, most_requests: int = 1 << 30) -> None:
+        """`most_requests` of one model are let in: as many as its engine answers and queues. More are refused before
+        anything of them is read."""
+        self._host, self._settings, self._most = host, settings, most_requests
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="edge-llm server")
+        self._inside: dict[str, int] = {}
+        self._handles: set[Handle] = set()
+        self.draining = False
+        """no new request is taken"""
+        self.ready = False
+        """the first model, or the one in its stead, has been loaded"""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._settings.models
+
+    def name_of(self, wanted: str | None) -> str:
+        """The name of a model that is served. Raises `ApiError` 404."""
+        if not wanted:
+            return self.names[0]
+        if wanted not in self._settings.models:
+            raise ApiError(
+                404,
+                f"there is no model {quoted(wanted)} here, only: {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return wanted
+
+    async def start(self) -> None:
+        """Load the first model. Raises its `EdgeLLMError`."""
+        manager, _ = await self._entered(self.names[0], wait_s=None)
+        await self.run(manager.__exit__, None, None, None)
+
+    @asynccontextmanager
+    async def use(self, name: str, *, requests: int = 1) -> AsyncIterator[EngineClient]:
+        """The engine of a served model, held while the block runs.
+
+        Raises `ApiError`: 503 while it loads or the server drains, 429 if too many requests are here already.
+        """
+        if self.draining:
+            raise ApiError.unavailable("the server is stopping", 5.0)
+        inside = self._inside.get(name, 0)
+        if inside and inside + requests > self._most:
+            raise ApiError(429, f"{inside} requests of {name} are here already", code="queue_full", retry_after_s=1.0)
+        self._inside[name] = inside + requests
+        try:
+            manager, client = await self._entered(name, self._settings.load_wait_s)
+            try:
+                yield client
+            finally:
+                manager.__exit__(None, None, None)
+        finally:
+            self._inside[name] -= requests
+
+    async def _entered(
+        self, name: str, wait_s: float | None
+    ) -> tuple[AbstractContextManager[EngineClient], EngineClient]:
+        """The model's engine or that of the fallback, held. Raises `ApiError` if it takes longer than `wait_s`."""
+        try:
+            entered = await self._enter(name, wait_s)
+        except EdgeLLMError as error:
+            fallback = self._settings.fallback
+            if fallback is None or fallback == name:
+                if wait_s is None:
+                    raise
+                raise ApiError.unavailable(f"the model {name} cannot be loaded: {error}") from None
+            entered = await self._enter(fallback, wait_s)
+        self.ready = True
+        return entered
+
+    async def _enter(
+        self, name: str, wait_s: float | None
+    ) -> tuple[AbstractContextManager[EngineClient], EngineClient]:
+        manager = self._host.open(name)
+        entering = asyncio.get_running_loop().run_in_executor(self._threads, manager.__enter__)
+        try:
+            return manager, await asyncio.wait_for(asyncio.shield(entering), wait_s)
+        except TimeoutError:
+            entering.add_done_callback(_left(manager))
+            raise ApiError.unavailable(f"the model {name} is being loaded", 2.0) from None
+        except asyncio.CancelledError:
+            entering.add_done_callback(_left(manager))
+            raise
+
+    async def run(self, work: Callable[..., R], *arguments: Any) -> R:
+        """`work` on a thread, for what may take longer than the loop can wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def submit(self, client: EngineClient, requests: Collection[Request]) -> list[Handle]:
+        """Starts all of the requests or, if one is refused, none. Raises `EdgeLLMError`."""
+        handles = await self.run(_submit_all, client, requests)
+        self._handles.update(handles)
+        return handles
+
+    def forget(self, handles: Iterable[Handle]) -> None:
+        """These are over; those that are not end within a step."""
+        for handle in handles:
+            handle.cancel()
+            self._handles.discard(handle)
+
+    def cancel_all(self) -> None:
+        """End every answer that is being given."""
+        for handle in self._handles:
+            handle.cancel()
+
+    def loaded(self) -> tuple[EngineInfo, ...]:
+        return self._host.loaded()
+
+    def statistics(self) -> dict[str, Statistics]:
+        """What the loaded engines have done, by model; not for the event loop."""
+        statistics = {}
+        for info in self._host.loaded():
+            with self._host.open(info.name) as client:
+                statistics[info.name] = client.statistics()
+        return statistics
+
+    def close(self) -> None:
+        """End all engines."""
+        self._host.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _left(manager: AbstractContextManager[EngineClient]) -> Callable[[asyncio.Future[EngineClient]], None]:
+    def leave(entering: asyncio.Future[EngineClient]) -> None:
+        if not entering.cancelled() and entering.exception() is None:
+            manager.__exit__(None, None, None)
+
+    return leave
+
+
+def _submit_all(client: EngineClient, requests: Collection[Request]) -> list[Handle]:
+    handles: list[Handle] = []
+    try:
+        for request in requests:
+            handles.append(client.submit(request))
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise
+    return handles

@@ -1,0 +1,67 @@
+"""Prometheus's text form of what engines count. Names are vLLM's with the prefix `edge_llm:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+from edge_llm.metrics import HistogramSnapshot, Statistics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "edge_llm:"
+_GAUGES = frozenset(
+    {"num_requests_running", "num_requests_waiting", "kv_cache_bytes", "kv_cache_usage_perc", "rss_bytes"}
+)
+_LABELS = {"prefix_cache_hits": "tier", "request_success": "finished_reason", "request_errors": "error"}
+"""fields that count by kind, and what the kind is called"""
+
+
+def exposition(statistics: Mapping[str, Statistics]) -> str:
+    """The counts of each loaded model, by its name."""
+    lines: list[str] = []
+    for field in fields(Statistics):
+        samples = [
+            sample
+            for model, values in sorted(statistics.items())
+            for sample in _samples(field.name, getattr(values, field.name), {"model_name": model})
+        ]
+        if samples:
+            lines += [f"# TYPE {PREFIX}{_family(field.name)} {_kind(field.name)}", *samples]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _kind(name: str) -> str:
+    if name.endswith("_seconds"):
+        return "histogram"
+    return "gauge" if name in _GAUGES else "counter"
+
+
+def _family(name: str) -> str:
+    return f"{name}_total" if _kind(name) == "counter" else name
+
+
+def _samples(name: str, value: object, labels: Mapping[str, str]) -> Iterator[str]:
+    family = PREFIX + _family(name)
+    match value:
+        case None:
+            return
+        case HistogramSnapshot():
+            total = 0
+            for bound, count in zip((*value.bounds, "+Inf"), value.counts, strict=True):
+                total += count
+                yield f"{family}_bucket{_written({**labels, 'le': str(bound)})} {total}"
+            yield f"{family}_sum{_written(labels)} {value.sum!r}"
+            yield f"{family}_count{_written(labels)} {total}"
+        case dict():
+            for kind, count in sorted(value.items()):
+                yield f"{family}{_written({**labels, _LABELS[name]: str(kind)})} {count}"
+        case _:
+            yield f"{family}{_written(labels)} {value}"
+
+
+def _written(labels: Mapping[str, str]) -> str:
+    texts = []
+    for name, value in labels.items():
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        texts.append(f'{name}="{escaped}"')
+    return "{" + ",".join(texts) + "}"

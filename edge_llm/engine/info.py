@@ -1,0 +1,28 @@
+"""EngineInfo: what a loaded engine is, as plain values that can cross a process border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """A model and how it is loaded. It does not change while the engine lives."""
+
+    name: str
+    context: int
+    """tokens that the model sees at once, and that a conversation may have unless it slides"""
+    slots: int
+    """conversations that are answered at the same time"""
+    vocab: int
+    """one more than the highest token id"""
+    chats: bool
+    """whether it has a chat template"""
+    tokenizer_digest: str
+    """of messages that carry the ids they were sampled as"""
+    layout: str
+    kv_type: str
+    """how keys and values are kept: int8 or f32"""
+    parameters: int
+    """numbers in its matrices"""
+    weights_bytes: int

@@ -1,0 +1,64 @@
+"""Recorder: what happens to requests, in the terms of metrics."""
+
+from __future__ import annotations
+
+from edge_llm.cache.prefix_cache import Placed
+from edge_llm.engine.sequence import Sequence
+from edge_llm.errors import EdgeLLMError
+from edge_llm.messages import Event, Finished, FinishReason
+from edge_llm.metrics import Metrics
+
+MEMORY, DISK = "memory", "disk"
+"""tiers in which rows of a prompt are found"""
+
+
+class Recorder:
+    """Keeps an engine's `metrics`, and the marks of its sequences that they follow from."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+
+    def placed(self, sequence: Sequence, placed: Placed) -> None:
+        """A request has got a slot, and rows with it."""
+        self.metrics.prefix_cache_queries.add(sequence.prompt_tokens)
+        self.metrics.prefix_cache_hits[DISK] += placed.stored
+        self.metrics.prefix_cache_hits[MEMORY] += placed.rows - placed.stored
+
+    def caught_up(self, rows: int) -> None:
+        """Rows were taken over from somebody who reads the same prompt."""
+        self.metrics.prefix_cache_hits[MEMORY] += rows
+
+    def chosen(self, sequence: Sequence, now: float) -> None:
+        """A step has given a request tokens."""
+        marks, metrics = sequence.marks, self.metrics
+        if marks.last_token is not None:
+            metrics.inter_token_latency_seconds.observe(now - marks.last_token)
+        else:
+            assert marks.admitted is not None
+            metrics.time_to_first_token_seconds.observe(now - marks.submitted)
+            metrics.request_prefill_time_seconds.observe(now - marks.admitted)
+            metrics.prompt_tokens.add(sequence.prompt_tokens)
+        marks.token(now)
+
+    def drafted(self, sequence: Sequence, drafts: int, right: int) -> None:
+        """Drafts were tried."""
+        sequence.drafted += drafts
+        sequence.accepted_drafts += right
+        if drafts:
+            self.metrics.spec_decode_num_drafts.add()
+            self.metrics.spec_decode_num_draft_tokens.add(drafts)
+            self.metrics.spec_decode_num_accepted_tokens.add(right)
+
+    def ended(self, sequence: Sequence, last: Event | EdgeLLMError) -> None:
+        """A request is over."""
+        marks, metrics = sequence.marks, self.metrics
+        if not isinstance(last, Finished):
+            metrics.request_errors[type(last).__name__] += 1
+            return
+        metrics.request_success[last.reason.value] += 1
+        if sequence.structured and last.reason in (FinishReason.LENGTH, FinishReason.TIMEOUT):
+            metrics.truncated_structures.add()
+        metrics.request_queue_time_seconds.observe(last.timings.queue_s)
+        metrics.e2e_request_latency_seconds.observe(last.timings.total_s)
+        if marks.first_token is not None and marks.last_token is not None:
+            metrics.request_decode_time_seconds.observe(marks.last_token - marks.first_token)

@@ -1,0 +1,71 @@
+"""WaitingQueue: the requests that wait for a slot, the most urgent first, within bounds."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from edge_llm.engine.request import PRIORITIES
+from edge_llm.engine.sequence import Sequence
+from edge_llm.errors import QueueFullError
+
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+_urgency = attrgetter("urgency")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait for a slot."""
+
+    requests: int
+    tokens: int
+
+
+class WaitingQueue:
+    """Ordered by `Sequence.urgency`, then by arrival. Whoever uses it holds a lock.
+
+    Each priority is bounded as if nobody of a lower one were there: a flood of batch requests refuses no chat.
+    """
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def first(self) -> Sequence | None:
+        return self._sequences[0] if self._sequences else None
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._sequences, sequence, key=_urgency)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._sequences.remove(sequence)
+
+    def check_room(self, priority: str, prompt_tokens: int, *, free: int, retry_s: float) -> None:
+        """Raises `QueueFullError` if too many would go before a request, of whom the first `free` do not wait.
+
+        `retry_s` is how long one of them keeps a new one waiting.
+        """
+        rank = PRIORITIES.index(priority)
+        before = [other for other in self._sequences if other.rank <= rank]
+        queued = before[free:]
+        if len(before) < free:
+            return
+        tokens = sum(other.prompt_tokens for other in queued)
+        # a prompt longer than the whole limit may wait when nobody else does, or it never could
+        crowded = bool(queued) and tokens + prompt_tokens > self._limits.tokens
+        if len(queued) >= self._limits.requests or crowded:
+            retry_s *= len(queued) + 1
+            raise QueueFullError(
+                f"{len(queued)} requests with {tokens} prompt tokens are waiting already",
+                retry_after_s=min(max(retry_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S),
+                hint="try again later",
+            )
