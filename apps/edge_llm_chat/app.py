@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +53,7 @@ class ChatApp(App[None]):
         store: Store,
         start: Start | None = None,
         *,
-        connect: Callable[[str], ChatBackend] | None = None,
+        connect: Callable[[str | None], ChatBackend] | None = None,
         preferences: Preferences | None = None,
     ) -> None:
         super().__init__()
@@ -85,9 +84,8 @@ class ChatApp(App[None]):
         if start.notice:
             self.call_later(screen.tell, start.notice)
 
-    async def action_quit(self) -> None:
-        self.backend.close()
-        self.exit()
+    async def on_unmount(self) -> None:
+        await self.backend.close()
 
     @property
     def changes_models(self) -> bool:
@@ -97,7 +95,7 @@ class ChatApp(App[None]):
     async def change_model(self, name: str) -> None:
         """Put the backend of another model in the place of this one; it is not loaded yet."""
         if self._connect is not None:
-            await asyncio.to_thread(self.backend.close)
+            await self.backend.close()
             self.backend = self._connect(name)
 
     def change_conversation(self, conversation: int, **changes: object) -> None:

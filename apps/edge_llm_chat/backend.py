@@ -30,6 +30,14 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model that could be loaded; `detail` says what it would take."""
+
+    name: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """A conversation to answer. The answer begins with `prefix`, if there is one, and goes on from there."""
 
@@ -62,6 +70,10 @@ class ChatBackend(Protocol):
         """Start an answer. Raises what `EngineClient.submit` raises. With a prefix, the events tell only what follows it."""
         ...
 
+    async def models(self) -> list[ModelChoice]:
+        """What could be loaded instead."""
+        ...
+
     async def count(self, messages: tuple[Message, ...]) -> int | None:
         """Tokens that these messages are to the model; None if that is not known."""
         ...
@@ -70,6 +82,6 @@ class ChatBackend(Protocol):
         """Bytes of keys and values that are held; None if that is not known."""
         ...
 
-    def close(self) -> None:
-        """Stop everything, also a loading that goes on. Idempotent; returns soon."""
+    async def close(self) -> None:
+        """Stop everything, also a loading that goes on. Idempotent; takes two seconds at most."""
         ...

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_llm.errors import EdgeLLMError, EngineStoppedError
 from edge_llm.messages import Message
-from edge_llm_chat.backend import Answering, Ask, ModelInfo, Progress
+from edge_llm_chat.backend import Answering, Ask, ModelChoice, ModelInfo, Progress
 
 if TYPE_CHECKING:
     from edge_llm.config import EngineConfig
@@ -114,6 +114,11 @@ class LocalBackend:
         ids += [token.token_id for token in ask.prefix]
         return loaded.client.submit(Request(token_ids=tuple(ids), params=ask.params))
 
+    async def models(self) -> list[ModelChoice]:
+        from edge_llm_chat.models import choices
+
+        return await asyncio.to_thread(choices)
+
     async def count(self, messages: tuple[Message, ...]) -> int | None:
         return await asyncio.to_thread(self._count, messages)
 
@@ -132,8 +137,11 @@ class LocalBackend:
             return None
         return self._loaded.core.cache.used_bytes
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._closed.set()
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
         if self._loaded is not None:
             self._loaded.client.close()
         elif self._thread is not None:

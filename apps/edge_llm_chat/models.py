@@ -2,27 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """`size` is bytes on disk, or of the download; `memory` an estimate of what it takes to run, in bytes."""
-
-    name: str
-    size: int
-    context: int | None
-    installed: bool
-    memory: int
-    license: str = ""
-
-    @property
-    def detail(self) -> str:
-        what = "installed" if self.installed else "to download"
-        parts = [f"{self.size / 1e6:,.0f} MB {what}", f"about {self.memory / 1e6:,.0f} MB of memory"]
-        parts += [f"context {self.context:,}"] if self.context else []
-        return " · ".join([*parts, *([self.license] if self.license and not self.installed else [])])
-
+from edge_llm_chat.backend import ModelChoice
 
 _PROGRAM_BYTES = 150_000_000
 """what a process of ours takes beside the weights, roughly"""
@@ -47,11 +27,15 @@ def choices() -> list[ModelChoice]:
             continue  # a damaged model is no choice; `edge-llm models list` tells of it
         row = cache_geometry(manifest).row_bytes(KvType.INT8 if manifest.kv_type == "int8" else KvType.F32)
         memory = store.size(name) + row * default_context(manifest.dimensions.context, row) + _PROGRAM_BYTES
-        found.append(ModelChoice(name, store.size(name), manifest.dimensions.context, True, memory))
+        size = f"{store.size(name) / 1e6:,.0f} MB installed"
+        found.append(ModelChoice(name, _detail(size, memory, manifest.dimensions.context)))
     sources = {store.source_of(name) for name in store.names()}
     for recipe in map(catalog.get, catalog.names()):
         if recipe.source.sha256 not in sources:
-            memory = recipe.source.size + _PROGRAM_BYTES
-            size = recipe.source.download_size
-            found.append(ModelChoice(recipe.name, size, recipe.context, False, memory, recipe.license))
+            size = f"{recipe.source.download_size / 1e6:,.0f} MB to download, {recipe.license}"
+            found.append(ModelChoice(recipe.name, _detail(size, recipe.source.size + _PROGRAM_BYTES, recipe.context)))
     return found
+
+
+def _detail(size: str, memory: int, context: int) -> str:
+    return f"{size} · about {memory / 1e6:,.0f} MB of memory · context {context:,}"

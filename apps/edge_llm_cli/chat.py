@@ -22,8 +22,12 @@ _HELP = "/exit leaves, /reset forgets the conversation, /system TEXT sets the sy
 
 def chat(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
-    ] = answer.DEFAULT_MODEL,
+        str | None,
+        typer.Option("--model", "-m", help=f"Name of a model, its folder, or a FILE.gguf; {answer.DEFAULT_MODEL}."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this OpenAI-compatible server (key: OPENAI_API_KEY).")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Choose a stored conversation to go on with.")] = False,
     last: Annotated[bool, typer.Option("--last", help="Go on with the last conversation.")] = False,
@@ -58,12 +62,12 @@ def chat(
         from edge_llm_chat.launch import Wish, launch
 
         text = None if system is None else answer.argument_text(system)
-        launch(model, answer.engine_config(options), Wish(last, resume, text, parameters))
+        launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, server))
         return
-    if resume or last:
-        raise ParameterError("--resume and --last need the full screen", hint="leave out --plain, on a terminal")
+    if resume or last or server:
+        raise ParameterError("--resume, --last and --server need the full screen", hint="leave out --plain")
     params = SamplingParams(**{"max_tokens": answer.DEFAULT_MAX_TOKENS, **parameters})  # type: ignore[arg-type]
-    with answer.opened(model, options) as (engine, _):
+    with answer.opened(model or answer.DEFAULT_MODEL, options) as (engine, _):
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.info.name}: {_HELP}")
         Conversation(engine, params, None if system is None else answer.argument_text(system)).loop()

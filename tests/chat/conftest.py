@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from edge_llm_chat.app import ChatApp, Start
+from edge_llm_chat.backend import ChatBackend
 from edge_llm_chat.screens.conversation import ConversationScreen
 from edge_llm_chat.store import Store
 from textual.pilot import Pilot
-
-from tests.chat.fakes import FakeBackend
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +23,13 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def app_of(backend: FakeBackend, store: Store | None = None, **start: object) -> ChatApp:
+def app_of(backend: ChatBackend, store: Store | None = None, **start: object) -> ChatApp:
     return ChatApp(backend, store or Store(None), Start(**start))  # type: ignore[arg-type]
 
 
-def chat(app: ChatApp | FakeBackend, size: tuple[int, int] = (80, 24)) -> AbstractAsyncContextManager[Pilot[None]]:
+def chat(app: ChatApp | ChatBackend, size: tuple[int, int] = (80, 24)) -> AbstractAsyncContextManager[Pilot[None]]:
     """The app, or one over this backend, running; gives its pilot."""
-    app = app_of(app) if isinstance(app, FakeBackend) else app
+    app = app if isinstance(app, ChatApp) else app_of(app)
     return app.run_test(size=size, notifications=True)
 
 

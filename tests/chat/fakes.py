@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from edge_llm_chat.backend import Ask, ModelInfo, Progress
+from edge_llm_chat.backend import Ask, ModelChoice, ModelInfo, Progress
 
 from edge_llm.errors import EdgeLLMError
 from edge_llm.messages import (
@@ -136,11 +136,14 @@ class FakeBackend:
         self.answers.append(FakeAnswering(script, held=self._held))
         return self.answers[-1]
 
+    async def models(self) -> list[ModelChoice]:
+        return [ModelChoice(self.wanted, "here"), ModelChoice("other-2b", "200 MB to download")]
+
     async def count(self, messages: tuple[Message, ...]) -> int | None:
         return sum(len(message.content.split()) + 4 for message in messages)
 
     def kv_bytes(self) -> int | None:
         return 4_800_000
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.closed = True

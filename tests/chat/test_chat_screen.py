@@ -430,12 +430,12 @@ def test_another_model_and_another_theme() -> None:
     run(body, app)
 
 
-def test_the_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_models() -> None:
     async def body(pilot: Pilot[None]) -> None:
         await pilot.press("f4")
         await dialog(pilot, PickScreen)
-        assert "smollm2-135m-instruct" in shown(pilot)
-        assert "to download" in shown(pilot)
+        assert "other-2b\n" in "\n".join(line.strip(" │") for line in shown(pilot).splitlines())
+        assert "200 MB to download" in shown(pilot)
         await pilot.press("escape")
         await closed(pilot)
 

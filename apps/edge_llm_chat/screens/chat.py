@@ -238,13 +238,15 @@ class ChatScreen(ConversationScreen):
 
     @work
     async def do_model(self, argument: str) -> None:
-        from edge_llm_chat.models import choices
-
         if self._busy():
             return
         name: str | None = argument
         if not name:
-            found = await asyncio.to_thread(choices)
+            try:
+                found = await self.app.backend.models()
+            except EdgeLLMError as error:
+                self.report(error)
+                return
             listed = [Choice(one.name, one.name, one.detail) for one in found]
             current = self.model.name if self.model else None
             name = await self.app.push_screen_wait(PickScreen("Models", listed, current=current))
