@@ -57,6 +57,10 @@ def run(
     grammar: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The answer is in the language of this Lark grammar.")
     ] = None,
+    choices: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A,B,C", help="No answer of its own: which of these labels is the most probable one."),
+    ] = None,
     tool: Annotated[
         list[str] | None,
         typer.Option(help="Let the model ask for time, calculator or read:FOLDER, if you allow each call; repeatable."),
@@ -118,6 +122,7 @@ def run(
         ),
     )
     form = structure.response_format(json_schema, regex, grammar)
+    labels = structure.labels(map(answer.argument_text, choices or ()), as_they_are=raw)
     text = _whole_prompt(prompt, keep_end=raw)
     options = answer.EngineOptions(
         context, threads, kv_dtype, context_policy, cache=cache, private=private, speculation=speculate
@@ -125,21 +130,27 @@ def run(
     read = answer.read if as_json else answer.show
     with answer.opened(model, options) as (engine, load_s):
         if raw:
-            result = read(engine.complete(text, params, response_format=form))
+            result = read(engine.complete(text, params, response_format=form, choices=labels))
         else:
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
             wanted: RequestOptions = {
                 "response_format": form,
+                "choices": labels,
                 "reasoning": None if reasoning is None else reasoning == "on",
             }
             result = belt.converse(engine, [*messages, Message.user(text)], params, read, wanted)
         name, context = engine.info.name, engine.info.context
     if as_json:
         console.data(
-            _as_object(result, name, load_s) | {"reasoning": result.reasoning, "tool_calls": belt.as_objects()}
+            _as_object(result, name, load_s)
+            | {"reasoning": result.reasoning, "tool_calls": belt.as_objects()}
+            | ({"choices": [dataclasses.asdict(choice) for choice in result.finished.choices]} if labels else {})
         )
     else:
         answer.note_if_cut(result, params)
+        if result.finished.choices:
+            shares = (f"{choice.label.strip()} {choice.probability:.3f}" for choice in result.finished.choices)
+            console.dim_note(", ".join(shares))
         if result.finished.forgotten_tokens:
             console.dim_note(
                 f"the context of {context} tokens was exceeded: the end of the answer no longer saw"

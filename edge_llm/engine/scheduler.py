@@ -153,6 +153,9 @@ def _share(sequence: Sequence, rows: int) -> Share:
     assert sequence.slot is not None
     count = min(sequence.pending, rows)
     tokens = sequence.ids[sequence.committed : sequence.committed + count]
+    if sequence.reader is not None:
+        wanted = sequence.reader.logit_rows(sequence.committed, sequence.committed + count)
+        return Share(sequence, Segment(sequence.slot, sequence.committed, tokens, wanted), 0)
     if count < sequence.pending:
         return Share(sequence, Segment(sequence.slot, sequence.committed, tokens), 0)
     # each draft may be accepted, and one more token is always chosen

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from edge_llm.engine.reader import Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.window import ContextWindow
@@ -69,6 +70,7 @@ class Sequence:
         "places",
         "priority",
         "prompt_tokens",
+        "reader",
         "slot",
         "stream",
         "structured",
@@ -90,10 +92,11 @@ class Sequence:
         structured: bool = False,
         priority: str = "normal",
         timeout_s: float | None = None,
+        reader: Reader | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
         lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
-        that a grammar has a say in where the answer ends."""
+        that a grammar has a say in where the answer ends; a `reader` takes the place of an answer."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -107,6 +110,7 @@ class Sequence:
         self.structured = structured
         self.priority = priority
         self.deadline = None if timeout_s is None else submitted + timeout_s
+        self.reader = reader
         self.slot: int | None = None
         self.committed = self.cached = 0
         self.drafted = self.accepted_drafts = 0
@@ -119,7 +123,8 @@ class Sequence:
             return Phase.ENDED
         if self.slot is None:
             return Phase.QUEUED
-        return Phase.PREFILL if len(self.ids) == self.prompt_tokens else Phase.DECODE
+        given = self.reader is not None or len(self.ids) == self.prompt_tokens
+        return Phase.PREFILL if given else Phase.DECODE
 
     @property
     def urgency(self) -> float:
@@ -149,6 +154,11 @@ class Sequence:
         self.cached += rows - self.committed
         self.committed = rows
 
+    def read_next(self, ids: list[int], rows: int) -> None:
+        """Other tokens are to be read now; the slot holds the first `rows` rows."""
+        self.ids[:] = ids
+        self.committed = rows
+
     def cancel(self) -> None:
         """Ask for an end, which the next step brings. Any thread."""
         self.cancelled = True
@@ -174,6 +184,7 @@ class Sequence:
             forgotten_tokens=len(self.window.forgotten(self.committed)),
             tool_calls=calls,
             invalid_tool_calls=self.stream.invalid_tool_calls,
+            **({} if self.reader is None else self.reader.results()),
         )
 
     def _timings(self, now: float) -> Timings:

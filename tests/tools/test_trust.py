@@ -48,6 +48,13 @@ def test_the_prefix_cache_on_disk_goes_through_all_of_it(number: str) -> None:
     assert result.stdout.startswith(f"| {number} |")
 
 
+def test_batches_that_are_killed_answer_each_line_once() -> None:
+    command = [sys.executable, "-m", "tools.trust.batches"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F33 |")
+
+
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(rng: np.random.Generator) -> int:
         raise ValueError("not what NumPy says")
