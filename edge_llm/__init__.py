@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from edge_llm.messages import (
+        Choice,
         Event,
         Finished,
         FinishReason,
@@ -85,6 +86,7 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "edge_llm.messages": (
+        "Choice",
         "Event",
         "FinishReason",
         "Finished",
@@ -108,6 +110,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Choice",
     "ContextLengthError",
     "DownloadError",
     "EdgeLLMError",

@@ -19,7 +19,7 @@ from edge_llm.errors import ParameterError
 
 CONFIG_NAME = "config.toml"
 ENV_PREFIX = "EDGE_LLM_"
-_OTHER_VARIABLES = ("EDGE_LLM_HOME", "EDGE_LLM_TEST_")  # read by paths.py and by our tests
+_OTHER_VARIABLES = ("EDGE_LLM_HOME", "EDGE_LLM_TEST_", "EDGE_LLM_API_KEYS")  # read by paths.py, our tests, and serve
 
 _RANGES: Mapping[str, tuple[int, int]] = {
     "context": (1, 1 << 24),
@@ -82,7 +82,7 @@ class EngineConfig:
     private: bool = False
     """keep nothing of conversations on disk, whatever else is set"""
 
-    speculation: str = "off"
+    speculation: str = "lookup"
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
     def __post_init__(self) -> None:

@@ -187,6 +187,19 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the labels that a request asked about.
+
+    `logprob` is the natural log-probability, under the model's raw logits, that the answer begins with the label (or is it,
+    where another label begins with it); `probability` its share among the labels of the request.
+    """
+
+    label: str
+    logprob: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last event of an answer. `seed` reproduces it; `token_ids` are its ids; `matched_stop` the stop string met.
 
@@ -196,6 +209,8 @@ class Finished:
 
     `tool_calls` are the calls that the answer asks for, each whole; the reason is then `tool_calls`, unless it was cut or
     cancelled. `invalid_tool_calls` counts those that could not be read as calls, which were shown as text.
+
+    `embedding` is the vector that was asked for, of length 1; `choices` are the labels, the most probable first.
     """
 
     reason: FinishReason
@@ -208,6 +223,8 @@ class Finished:
     forgotten_tokens: int = 0
     tool_calls: tuple[ToolCall, ...] = ()
     invalid_tool_calls: int = 0
+    embedding: tuple[float, ...] = field(default=(), repr=False)
+    choices: tuple[Choice, ...] = ()
 
 
 Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished

@@ -6,6 +6,7 @@ folder gets one among the temporary files.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -18,6 +19,8 @@ import platformdirs
 from edge_llm.errors import StorageError
 
 _APP = "edge-llm"
+_MAX_SOCKET_PATH = 100
+"""bytes; Linux has room for 107, others for less"""
 
 
 def _base(kind: str, default: Callable[[str, Literal[False]], str]) -> Path:
@@ -46,6 +49,18 @@ def data_dir() -> Path:
 def cache_dir() -> Path:
     """Folder of compiled kernels, downloads and cached prefixes, all of which can be rebuilt; may not exist yet."""
     return _base("cache", platformdirs.user_cache_dir)
+
+
+def server_socket() -> Path:
+    """The unix socket of this user's server: a folder of its own that goes with the session, or stands in EDGE_LLM_HOME.
+
+    A path that is longer than the system allows for a socket gets a short one among the temporary files in its stead.
+    """
+    path = _base("run", platformdirs.user_runtime_dir) / "server.sock"
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        name = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+        path = Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", f"{name}.sock")
+    return path
 
 
 def private_dir(path: Path) -> Path:

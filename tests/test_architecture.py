@@ -25,6 +25,7 @@ ALLOWED = {
     "sampling": BASE | {"kernels"},
     "model": BASE | {"kernels"},
     "export": BASE | {"kernels", "text", "cache", "sampling", "model"},
+    "toolbox": BASE | {"text", "sampling"},
     "engine": BASE | {"kernels", "text", "cache", "sampling", "model"},
     "install": BASE | {"kernels", "text", "cache", "sampling", "model", "export", "engine"},
 }

@@ -37,6 +37,7 @@ def loaded_by(statement: str) -> set[str]:
         ("from edge_llm import Message, SamplingParams, EdgeLLMError", set()),
         ("from edge_llm import Engine, EngineConfig", {"numpy", "platformdirs"}),
         ("from edge_llm.engine.process_client import ProcessClient", {"platformdirs"}),
+        ("from edge_llm.engine.host import EngineHost", {"platformdirs"}),
         ("import edge_llm_cli.main", {"typer", "rich", "platformdirs"}),
     ],
 )

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_llm.errors import ParameterError
-from edge_llm.messages import Finished, FinishReason, TextDelta
+from edge_llm.messages import Finished, FinishReason, ReasoningDelta, TextDelta
 from edge_llm_cli import console
 from edge_llm_cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
+    from edge_llm.config import EngineConfig
     from edge_llm.engine.engine import Engine
     from edge_llm.engine.handle import Handle
     from edge_llm.sampling.params import SamplingParams
@@ -33,7 +34,7 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the command line may set about an engine; None: not given. `usual_policy` is the program's own default.
+    """What the command line may set about an engine; None: not given. `usual_...` are the program's own defaults.
 
     Raises `ParameterError` for a `cache` that is neither on nor off, or that does not agree with `private`.
     """
@@ -46,6 +47,8 @@ class EngineOptions:
     private: bool = False
     usual_policy: str = "error"
     speculation: str | None = None
+    slots: int | None = None
+    usual_cache: str = "disk"
 
     def __post_init__(self) -> None:
         if self.cache not in (None, "on", "off"):
@@ -59,16 +62,13 @@ class EngineOptions:
         return None if self.cache is None else {"on": "disk", "off": "memory"}[self.cache]
 
 
-@contextlib.contextmanager
-def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]:
-    """The engine of `model` and the seconds its loading took. The first use fetches, imports and compiles, visibly."""
-    from edge_llm.cache.block_folder import prefix_folder
+def engine_config(options: EngineOptions) -> EngineConfig:
+    """The config of an engine that one person uses. Raises `ParameterError`."""
     from edge_llm.config import load_config
-    from edge_llm.engine.engine import Engine
-    from edge_llm.install.importer import resolve
 
-    config = load_config(
-        defaults={"context_policy": options.usual_policy, "prefix_cache": "disk"},
+    return load_config(
+        defaults={"context_policy": options.usual_policy, "prefix_cache": options.usual_cache},
+        slots=options.slots,
         context=options.context,
         threads=options.threads,
         kv_type=options.kv_type,
@@ -77,6 +77,16 @@ def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]
         prefix_cache=options.prefix_cache,
         private=options.private or None,
     )
+
+
+@contextlib.contextmanager
+def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]:
+    """The engine of `model` and the seconds its loading took. The first use fetches, imports and compiles, visibly."""
+    from edge_llm.cache.block_folder import prefix_folder
+    from edge_llm.engine.engine import Engine
+    from edge_llm.install.importer import resolve
+
+    config = engine_config(options)
     untold = config.stores_prefixes and not prefix_folder().exists()
     with ProgressDisplay() as progress:
         folder = resolve(model, progress)
@@ -95,6 +105,8 @@ class Answer:
     text: str
     finished: Finished
     interrupted: bool
+    reasoning: str = ""
+    """what the model thought before"""
 
 
 def show(handle: Handle) -> Answer:
@@ -111,15 +123,17 @@ def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
 
     A second Ctrl-C leaves at once.
     """
-    pieces = []
+    pieces, thoughts = [], []
     with _cancelled_by_ctrl_c(handle) as interrupted, contextlib.closing(handle):
         for event in handle:
             if isinstance(event, TextDelta):
                 pieces.append(event.text)
                 if take is not None:
                     take(event.text)
+            elif isinstance(event, ReasoningDelta):
+                thoughts.append(event.text)
     assert handle.finished is not None
-    return Answer("".join(pieces), handle.finished, interrupted.is_set())
+    return Answer("".join(pieces), handle.finished, interrupted.is_set(), "".join(thoughts))
 
 
 @contextlib.contextmanager

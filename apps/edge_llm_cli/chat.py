@@ -1,14 +1,15 @@
-"""`edge-llm chat`: a conversation line by line, for any terminal and for pipes."""
+"""`edge-llm chat`: opens the full screen (`edge_llm_chat`), or talks line by line: --plain, and wherever there is no terminal."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_llm.errors import ContextLengthError, GenerationError, TemplateError
+from edge_llm.errors import ContextLengthError, GenerationError, ParameterError, TemplateError
 from edge_llm.messages import Finished, Message, Role
 from edge_llm_cli import answer, console
 
@@ -21,11 +22,20 @@ _HELP = "/exit leaves, /reset forgets the conversation, /system TEXT sets the sy
 
 def chat(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
-    ] = answer.DEFAULT_MODEL,
+        str | None,
+        typer.Option("--model", "-m", help=f"Name of a model, its folder, or a FILE.gguf; {answer.DEFAULT_MODEL}."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this OpenAI-compatible server (key: OPENAI_API_KEY).")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Line by line: the only form so far.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = answer.DEFAULT_MAX_TOKENS,
+    resume: Annotated[bool, typer.Option("--resume", help="Choose a stored conversation to go on with.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Go on with the last conversation.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Begin a conversation (default).")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Line by line, without the full screen.")] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(help=f"Most tokens of one answer; default: {answer.DEFAULT_MAX_TOKENS}.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
@@ -38,17 +48,34 @@ def chat(
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
-    """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Talk with a model, on the full screen of a terminal or line by line."""
     from edge_llm.sampling.params import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    if resume + last + new > 1:
+        raise ParameterError("--resume, --last and --new exclude one another")
     options = answer.EngineOptions(
         context, threads, kv_dtype, context_policy, cache=cache, private=private, usual_policy="slide"
     )
-    with answer.opened(model, options) as (engine, _):
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    if not plain and _has_screen():
+        from edge_llm_chat.launch import Wish, launch
+
+        text = None if system is None else answer.argument_text(system)
+        launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, server))
+        return
+    if resume or last or server:
+        raise ParameterError("--resume, --last and --server need the full screen", hint="leave out --plain")
+    params = SamplingParams(**{"max_tokens": answer.DEFAULT_MAX_TOKENS, **parameters})  # type: ignore[arg-type]
+    with answer.opened(model or answer.DEFAULT_MODEL, options) as (engine, _):
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.info.name}: {_HELP}")
         Conversation(engine, params, None if system is None else answer.argument_text(system)).loop()
+
+
+def _has_screen() -> bool:
+    """Whether there is a person at a terminal that can place text."""
+    return console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
 
 
 class Conversation:

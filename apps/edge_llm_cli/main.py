@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from edge_llm.errors import EdgeLLMError, InputError
-from edge_llm_cli import bench, cache, chat, console, doctor, evaluate, models
+from edge_llm_cli import batch, bench, cache, chat, console, doctor, evaluate, models, serve
 from edge_llm_cli import run as run_verb
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -94,6 +94,8 @@ def program(
 
 app.command()(run_verb.run)
 app.command()(chat.chat)
+app.command()(serve.serve)
+app.command()(batch.batch)
 app.command()(models.pull)
 app.command("import")(models.import_)
 app.add_typer(models.app, name="models")

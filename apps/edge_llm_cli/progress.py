@@ -16,7 +16,7 @@ _LICENCE = "licence: "
 
 
 class ProgressDisplay:
-    """Called as display(stage, done, total): on a terminal a bar that vanishes, else a line for each long stage.
+    """Called as display(stage, done, total, detail): on a terminal a bar that vanishes, else a line for each long stage.
 
     A licence that must be told of is a line that stays, everywhere. Nothing is imported or shown until the first call.
     """
@@ -34,13 +34,13 @@ class ProgressDisplay:
             self._bar.stop()
             self._bar = self._task = None
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int, detail: str = "") -> None:
         if stage.startswith(_LICENCE):
             self.__exit__()
             console.note(stage)
             return
         changed, self._stage = stage != self._stage, stage
-        label = f"{stage} ({total / 1e6:.0f} MB)" if total >= 10**6 else stage
+        label = f"{stage} ({total / 1e6:.0f} MB)" if total >= 10**6 and not detail else f"{stage} {detail}".rstrip()
         if not console.is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":
             if changed and stage.startswith(_LONG_STAGES):
                 console.note(f"{label} ...")
@@ -53,7 +53,7 @@ class ProgressDisplay:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(label, total=total or None)
         assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total or None)
+        self._bar.update(self._task, description=label, completed=done, total=total or None)
 
     def kernels(self, _name: str, done: int, total: int) -> None:
         """The same for the compiler of the kernels, which reports function by function."""

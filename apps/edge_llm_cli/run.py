@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from edge_llm.errors import InputError
-from edge_llm_cli import answer, console, structure
+from edge_llm_cli import answer, console, structure, tools
 
 if TYPE_CHECKING:
+    from edge_llm.engine.request import RequestOptions
     from edge_llm_cli.answer import Answer
 
 MAX_STDIN_BYTES = 8 << 20
@@ -56,6 +57,20 @@ def run(
     grammar: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The answer is in the language of this Lark grammar.")
     ] = None,
+    choices: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A,B,C", help="No answer of its own: which of these labels is the most probable one."),
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(help="Let the model ask for time, calculator or read:FOLDER, if you allow each call; repeatable."),
+    ] = None,
+    tool_choice: Annotated[
+        str | None, typer.Option(help="Whether to call tools first: auto (default), none, required, or a tool's name.")
+    ] = None,
+    reasoning: Annotated[
+        str | None, typer.Option(help="Think before the answer, where the model has a switch for it: on or off.")
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
     context_policy: Annotated[
         str | None, typer.Option(help="Past the context: error (default), or slide to go on without the oldest tokens.")
@@ -64,7 +79,8 @@ def run(
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
     cache: answer.CacheOption = None,
     speculate: Annotated[
-        str | None, typer.Option(help="Try drafts: off, or lookup for those that the text itself suggests.")
+        str | None,
+        typer.Option(help="Try drafts that the text suggests: lookup (default) or off; the answer is the same."),
     ] = None,
     private: answer.PrivateOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
@@ -77,6 +93,11 @@ def run(
 
     if raw and system is not None:
         raise InputError("--system needs a chat template, which --raw leaves out", hint="put the text into the prompt")
+    if raw and (tool or tool_choice or reasoning):
+        raise InputError("--tool and --reasoning need a chat template, which --raw leaves out")
+    if reasoning not in (None, "on", "off"):
+        raise InputError(f"--reasoning must be on or off, not {reasoning!r}")
+    belt = tools.Toolbelt([answer.argument_text(name) for name in tool or ()], tool_choice)
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -101,22 +122,35 @@ def run(
         ),
     )
     form = structure.response_format(json_schema, regex, grammar)
+    labels = structure.labels(map(answer.argument_text, choices or ()), as_they_are=raw)
     text = _whole_prompt(prompt, keep_end=raw)
     options = answer.EngineOptions(
         context, threads, kv_dtype, context_policy, cache=cache, private=private, speculation=speculate
     )
+    read = answer.read if as_json else answer.show
     with answer.opened(model, options) as (engine, load_s):
         if raw:
-            handle = engine.complete(text, params, response_format=form)
+            result = read(engine.complete(text, params, response_format=form, choices=labels))
         else:
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
-            handle = engine.chat([*messages, Message.user(text)], params, response_format=form)
-        result = answer.read(handle) if as_json else answer.show(handle)
+            wanted: RequestOptions = {
+                "response_format": form,
+                "choices": labels,
+                "reasoning": None if reasoning is None else reasoning == "on",
+            }
+            result = belt.converse(engine, [*messages, Message.user(text)], params, read, wanted)
         name, context = engine.info.name, engine.info.context
     if as_json:
-        console.data(_as_object(result, name, load_s))
+        console.data(
+            _as_object(result, name, load_s)
+            | {"reasoning": result.reasoning, "tool_calls": belt.as_objects()}
+            | ({"choices": [dataclasses.asdict(choice) for choice in result.finished.choices]} if labels else {})
+        )
     else:
         answer.note_if_cut(result, params)
+        if result.finished.choices:
+            shares = (f"{choice.label.strip()} {choice.probability:.3f}" for choice in result.finished.choices)
+            console.dim_note(", ".join(shares))
         if result.finished.forgotten_tokens:
             console.dim_note(
                 f"the context of {context} tokens was exceeded: the end of the answer no longer saw"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,14 @@ def response_format(json_schema: Path | None, regex: str | None, grammar: Path |
     if grammar is not None:
         return Grammar.lark(_text(grammar))
     return None if regex is None else Grammar.regex(regex)
+
+
+def labels(options: Iterable[str], *, as_they_are: bool) -> tuple[str, ...]:
+    """The labels of `--choices`, which are set apart by commas; spaces around them go, unless they are as they are."""
+    found = [label if as_they_are else label.strip() for option in options for label in option.split(",")]
+    if not all(found):
+        raise InputError("one of the choices is empty", hint="for example --choices yes,no")
+    return tuple(found)
 
 
 def _text(path: Path) -> str:

@@ -71,8 +71,8 @@ class ApiError(Exception):
                 return cls.invalid(message, param)
             case errors.QueueFullError():
                 return cls(429, message, code="queue_full", retry_after_s=error.retry_after_s)
-            case errors.EngineStoppedError():
-                return cls.unavailable(message, 1.0)
+            case errors.EngineStoppedError():  # why is for the log: it may tell of other people's requests
+                return cls.unavailable("the engine has stopped before the answer ended; it is started again", 1.0)
         return cls(500, message)
 
     def body_for(self, path: str) -> dict[str, Any]:

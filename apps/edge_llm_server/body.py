@@ -16,8 +16,8 @@ _STRUCTURE = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 """a bracket or a string; it cannot backtrack, and takes a string without an end whole, or time would grow with the square"""
 
 
-def parse_body(data: bytes) -> dict[str, Any]:
-    """The object in `data`.
+def parse_body(data: bytes, what: str = "body") -> dict[str, Any]:
+    """The object in `data`; messages call it `what`.
 
     Raises `ApiError` 400 for what is not UTF-8 or not JSON (NaN, Infinity, a byte order mark), for keys that stand twice
     in an object, numbers that no float holds or with more than 32 digits, half surrogate pairs, and more than 64 levels.
@@ -33,13 +33,13 @@ def parse_body(data: bytes) -> dict[str, Any]:
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise ApiError.invalid("the body holds half a surrogate pair") from None
+        raise ApiError.invalid(f"the {what} holds half a surrogate pair") from None
     except UnicodeDecodeError as error:
-        raise ApiError.invalid(f"the body is not UTF-8 at byte {error.start}") from None
+        raise ApiError.invalid(f"the {what} is not UTF-8 at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
-        raise ApiError.invalid(f"the body is not sound JSON: {_reason(error)}") from None
+        raise ApiError.invalid(f"the {what} is not sound JSON: {_reason(error)}") from None
     if not isinstance(value, dict):
-        raise ApiError.invalid("the body is not a JSON object")
+        raise ApiError.invalid(f"the {what} is not a JSON object")
     return value
 
 

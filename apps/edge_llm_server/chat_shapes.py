@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_llm.messages import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from edge_llm_server.answer import Answer, chat_logprobs, timings, usage
+from edge_llm_server.shape import ServerSentEvents
 
 FINGERPRINT = "edge_llm"
 
@@ -53,7 +54,7 @@ class ChatReply:
         return {**head, "system_fingerprint": FINGERPRINT, **tier}
 
 
-class ChatStream:
+class ChatStream(ServerSentEvents):
     """Encodes events as chunks. What does not change from token to token is written once."""
 
     def __init__(self, reply: ChatReply) -> None:
@@ -75,7 +76,7 @@ class ChatStream:
             case ReasoningDelta(text):
                 return self._chunk(index, f'{{"reasoning_content": {json.dumps(text)}}}')
             case ToolCallDelta():
-                return self._chunk(index, json.dumps({"tool_calls": [_call_delta(event)]}))
+                return "".join(self._chunk(index, json.dumps({"tool_calls": [piece]})) for piece in _call_pieces(event))
         return ""
 
     def ending(self, index: int, answer: Answer) -> str:
@@ -107,11 +108,15 @@ def _message(answer: Answer) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _call_delta(event: ToolCallDelta) -> dict[str, Any]:
-    if event.name is None:
-        return {"index": event.index, "function": {"arguments": event.arguments}}
-    function = {"name": event.name, "arguments": event.arguments}
-    return {"index": event.index, "id": event.id, "type": "function", "function": function}
+def _call_pieces(event: ToolCallDelta) -> list[dict[str, Any]]:
+    """First the name without arguments, then pieces of them: clients tell a new call from more of one by that."""
+    pieces: list[dict[str, Any]] = []
+    if event.name is not None:
+        function = {"name": event.name, "arguments": ""}
+        pieces.append({"index": event.index, "id": event.id, "type": "function", "function": function})
+    if event.arguments:
+        pieces.append({"index": event.index, "function": {"arguments": event.arguments}})
+    return pieces
 
 
 def _tail(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from edge_llm.messages import Event, ReasoningDelta, TextDelta
 from edge_llm_server.answer import Answer, legacy_logprobs, timings, token_text, usage
 from edge_llm_server.chat_shapes import FINGERPRINT, new_id
+from edge_llm_server.shape import ServerSentEvents
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class CompletionReply:
         return {**names, "system_fingerprint": FINGERPRINT}
 
 
-class CompletionStream:
+class CompletionStream(ServerSentEvents):
     """Encodes events as parts of a text_completion."""
 
     def __init__(self, reply: CompletionReply) -> None:

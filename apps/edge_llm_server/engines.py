@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from edge_llm.engine.client import EngineClient
 from edge_llm.engine.handle import Handle
+from edge_llm.engine.host import EngineHost
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
-from edge_llm.errors import EdgeLLMError, quoted
+from edge_llm.errors import EdgeLLMError, QueueFullError, quoted
 from edge_llm.metrics import Statistics
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.settings import ServerSettings
@@ -21,20 +22,10 @@ R = TypeVar("R")
 _MAX_THREADS = 64
 
 
-class Host(Protocol):
-    """Engines by model name; `open` loads one that is not loaded, which takes time."""
-
-    def open(self, name: str) -> AbstractContextManager[EngineClient]: ...
-
-    def loaded(self) -> tuple[EngineInfo, ...]: ...
-
-    def close(self, *, drain: bool = False) -> None: ...
-
-
 class Engines:
     """Every method that waits is for the event loop; the work is done on threads."""
 
-    def __init__(self, host: Host, settings: ServerSettings, *, most_requests: int = 1 << 30) -> None:
+    def __init__(self, host: EngineHost, settings: ServerSettings, *, most_requests: int = 1 << 30) -> None:
         """`most_requests` of one model are let in: as many as its engine answers and queues. More are refused before
         anything of them is read."""
         self._host, self._settings, self._most = host, settings, most_requests
@@ -45,6 +36,11 @@ class Engines:
         """no new request is taken"""
         self.ready = False
         """the first model, or the one in its stead, has been loaded"""
+
+    @property
+    def ping_s(self) -> float:
+        """How long a stream may say nothing."""
+        return self._settings.ping_s
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,6 +96,8 @@ class Engines:
             if fallback is None or fallback == name:
                 if wait_s is None:
                     raise
+                if isinstance(error, QueueFullError):
+                    raise ApiError.of(error) from None
                 raise ApiError.unavailable(f"the model {name} cannot be loaded: {error}") from None
             entered = await self._enter(fallback, wait_s)
         self.ready = True
@@ -108,6 +106,8 @@ class Engines:
     async def _enter(
         self, name: str, wait_s: float | None
     ) -> tuple[AbstractContextManager[EngineClient], EngineClient]:
+        if any(info.name == name for info in self._host.loaded()):
+            wait_s = None  # it only has to be held
         manager = self._host.open(name)
         entering = asyncio.get_running_loop().run_in_executor(self._threads, manager.__enter__)
         try:
@@ -145,11 +145,7 @@ class Engines:
 
     def statistics(self) -> dict[str, Statistics]:
         """What the loaded engines have done, by model; not for the event loop."""
-        statistics = {}
-        for info in self._host.loaded():
-            with self._host.open(info.name) as client:
-                statistics[info.name] = client.statistics()
-        return statistics
+        return self._host.statistics()
 
     def close(self) -> None:
         """End all engines."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 
@@ -24,32 +24,8 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import STATE, Exchange
 from edge_llm_server.security import Receive, Send
-
-
-class Encoder(Protocol):
-    """Events of a stream as text. `event` may give nothing."""
-
-    def opening(self, index: int) -> str: ...
-    def event(self, index: int, event: Event) -> str: ...
-    def ending(self, index: int, answer: Answer) -> str: ...
-    def closing(self, answers: Sequence[Answer]) -> str: ...
-
-
-class Shape(Protocol):
-    """One protocol's words for complete answers, and for answers in pieces."""
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]: ...
-    def stream(self) -> Encoder: ...
-
-
-class StreamKind:
-    """How pieces are framed: the content type, what says that the stream lives, and how an error looks."""
-
-    def __init__(self, media_type: bytes, ping: str, error: Callable[[ApiError], str]) -> None:
-        self.media_type, self.ping, self.error = media_type, ping, error
-
-
-SSE = StreamKind(b"text/event-stream", ": ping\n\n", lambda error: f"data: {json.dumps(error.body)}\n\n")
+from edge_llm_server.shape import Shape
+from edge_llm_server.translate import parameter_of
 
 
 class Generate(Response):
@@ -65,12 +41,11 @@ class Generate(Response):
         shape: Callable[[EngineInfo], Shape],
         *,
         param: str,
-        stream: StreamKind | None = None,
-        ping_s: float = 15.0,
+        stream: bool,
     ) -> None:
-        """`param` is the field of the body that a prompt which is too long came from; `stream` is None for a whole reply."""
+        """`param` is the field of the body that a prompt which is too long came from."""
         self._engines, self._model, self._requests, self._shape = engines, model, requests, shape
-        self._param, self._stream, self._ping_s = param, stream, ping_s
+        self._param, self._stream, self._ping_s = param, stream, engines.ping_s
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[STATE]
@@ -79,15 +54,13 @@ class Generate(Response):
             try:
                 handles = await self._engines.submit(client, self._requests)
             except EdgeLLMError as error:
-                raise ApiError.of(error, self._param) from None
+                raise ApiError.of(error, parameter_of(error) or self._param) from None
             answers = [Answer() for _ in handles]
             try:
                 async with _watched(receive, handles) as gone:
                     told = self._told(handles, answers, gone)
-                    if self._stream is None:
-                        await self._tell_whole(self._shape(client.info), answers, told, send)
-                    else:
-                        await self._tell_pieces(self._stream, self._shape(client.info), answers, told, send)
+                    tell = self._tell_pieces if self._stream else self._tell_whole
+                    await tell(self._shape(client.info), answers, told, send)
             finally:
                 self._engines.forget(handles)
                 _count(exchange, answers)
@@ -107,8 +80,8 @@ class Generate(Response):
                     continue
                 index, event = item
                 answers[index].add(event)
-                if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED and not gone.is_set():
-                    raise ApiError.unavailable("the server is stopping", 5.0)
+                if isinstance(event, Finished) and not gone.is_set():
+                    _check_end(event)
                 yield item
         except EdgeLLMError as error:
             raise ApiError.of(error, self._param) from None
@@ -125,7 +98,6 @@ class Generate(Response):
 
     async def _tell_pieces(
         self,
-        kind: StreamKind,
         shape: Shape,
         answers: Sequence[Answer],
         told: AsyncIterator[tuple[int, Event] | None],
@@ -137,13 +109,13 @@ class Generate(Response):
             if text:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
-        headers = [(b"content-type", kind.media_type), (b"x-accel-buffering", b"no")]
+        headers = [(b"content-type", encoder.media_type.encode("ascii")), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await say("".join(encoder.opening(index) for index in range(len(answers))))
         try:
             async for item in told:
                 if item is None:
-                    await say(kind.ping)
+                    await say(encoder.ping())
                     continue
                 index, event = item
                 text = encoder.event(index, event)
@@ -152,8 +124,16 @@ class Generate(Response):
                 await say(text)
             await say(encoder.closing(answers))
         except ApiError as error:
-            await say(kind.error(error))
+            await say(encoder.error(error))
         await send({"type": "http.response.body", "body": b""})
+
+
+def _check_end(end: Finished) -> None:
+    """Raises `ApiError` where the client is owed an answer that it did not get."""
+    if end.reason is FinishReason.CANCELLED:
+        raise ApiError.unavailable("the server is stopping", 5.0)
+    if end.reason is FinishReason.TIMEOUT and not end.usage.completion_tokens:
+        raise ApiError.unavailable("the time of the request was up before its answer began", 5.0)
 
 
 @contextlib.asynccontextmanager

@@ -1,11 +1,10 @@
-"""OpenAI's routes: /v1/models, /v1/chat/completions, /v1/completions."""
+"""OpenAI's routes: /v1/models, /v1/chat/completions, /v1/completions, /v1/responses."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from edge_llm.engine.info import EngineInfo
@@ -15,7 +14,9 @@ from edge_llm_server.body import parse_body
 from edge_llm_server.chat_shapes import ChatReply
 from edge_llm_server.completion_shapes import CompletionReply
 from edge_llm_server.exchange import STATE
-from edge_llm_server.generate import SSE, Generate
+from edge_llm_server.generate import Generate
+from edge_llm_server.response_bodies import ResponseBody
+from edge_llm_server.response_shapes import ResponseReply
 from edge_llm_server.schemas import ChatBody, CompletionBody, Generation
 from edge_llm_server.service import Service
 from edge_llm_server.translate import Caller, chat_requests, checked, completion_requests, prompts
@@ -35,7 +36,7 @@ def caller_of(request: Request, service: Service) -> Caller:
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
-    engines, settings = service.engines, service.settings
+    engines = service.engines
 
     @routes.get("/v1/models")
     async def models() -> Any:
@@ -56,8 +57,7 @@ def router(service: Service) -> APIRouter:
                 info.name, logprobs=bool(body.logprobs), usage_wanted=_wants_usage(body), service_tier=body.service_tier
             )
 
-        kind = SSE if body.stream else None
-        return Generate(engines, name, requests, shape, param="messages", stream=kind, ping_s=settings.ping_s)
+        return Generate(engines, name, requests, shape, param="messages", stream=bool(body.stream))
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Any:
@@ -75,8 +75,18 @@ def router(service: Service) -> APIRouter:
                 usage_wanted=_wants_usage(body),
             )
 
-        kind = SSE if body.stream else None
-        return Generate(engines, name, requests, shape, param="prompt", stream=kind, ping_s=settings.ping_s)
+        return Generate(engines, name, requests, shape, param="prompt", stream=bool(body.stream))
+
+    @routes.post("/v1/responses")
+    async def responses(request: Request) -> Any:
+        body = await body_of(request, ResponseBody)
+        name = engines.name_of(body.model)
+        requests = chat_requests(checked(ChatBody, body.as_chat()), caller_of(request, service))
+
+        def shape(info: EngineInfo) -> ResponseReply:
+            return ResponseReply(info.name, body)
+
+        return Generate(engines, name, requests, shape, param="input", stream=bool(body.stream))
 
     return routes
 
@@ -101,7 +111,8 @@ async def _echoes(service: Service, name: str, body: CompletionBody) -> tuple[st
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": service.started, "owned_by": "edge_llm"}
+    created = int(service.cards[name].modified)
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "edge_llm"}
     info = next((info for info in service.engines.loaded() if info.name == name), None)
     if info is not None:
         entry["max_model_len"] = info.context
@@ -112,7 +123,3 @@ def _model(service: Service, name: str) -> dict[str, Any]:
             "size": info.weights_bytes,
         }
     return entry
-
-
-def json_reply(content: Any, status: int = 200) -> JSONResponse:
-    return JSONResponse(content, status)

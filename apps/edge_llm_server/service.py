@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from edge_llm_server.cards import ModelCard
 from edge_llm_server.engines import Engines
 from edge_llm_server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
 class Service:
-    """The settings, the engines, and since when (Unix time)."""
+    """The settings, the engines, and what is told of each model."""
 
     settings: ServerSettings
     engines: Engines
-    started: int = field(default_factory=lambda: int(time.time()))
+    cards: Mapping[str, ModelCard]

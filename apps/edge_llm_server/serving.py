@@ -8,15 +8,17 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
 
+from edge_llm.engine.host import EngineHost
 from edge_llm.errors import EdgeLLMError
 from edge_llm_server.app import create_app
+from edge_llm_server.cards import ModelCard
 from edge_llm_server.connection import MAX_HEAD_BYTES, protocol_class
-from edge_llm_server.engines import Engines, Host
+from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import Log
 from edge_llm_server.limits import Limits
 from edge_llm_server.security import Door, Guard
@@ -32,10 +34,17 @@ class Serving:
     """Answers on its sockets from `run` until `stop`; `port` is known at once."""
 
     def __init__(
-        self, settings: ServerSettings, host: Host, *, log: Log | None = None, most_requests: int = 1 << 30
+        self,
+        settings: ServerSettings,
+        host: EngineHost,
+        cards: Mapping[str, ModelCard],
+        *,
+        log: Log | None = None,
+        most_requests: int = 1 << 30,
     ) -> None:
-        """Raises `InputError` where it cannot listen."""
+        """`cards` are those of the models by name. Raises `InputError` where it cannot listen."""
         self.settings = settings
+        self._cards = cards
         self.log = log or Log()
         self.engines = Engines(host, settings, most_requests=most_requests)
         self._listeners = [tcp_socket(settings.host, settings.port)]
@@ -47,7 +56,7 @@ class Serving:
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
         self._loop = asyncio.get_running_loop()
-        app, limits = create_app(Service(self.settings, self.engines)), Limits(self.settings)
+        app, limits = create_app(Service(self.settings, self.engines, self._cards)), Limits(self.settings)
         doors = [Door(self.settings.allowed_hosts(self.port), trusted=False)]
         if self.settings.uds is not None and (listener := unix_socket(self.settings.uds)) is not None:
             self._listeners.append(listener)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -141,29 +141,37 @@ def _content(given: ChatMessage) -> str:
 
 def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt: Any) -> Request:
     policy = {"auto": "slide", "slide": "slide", "disabled": "error", "error": "error", None: None}[body.truncation]
+    with _refusals("response_format"):
+        grammar = _grammar(body)
     with _refusals():
         return Request(
             **prompt,
             params=params,
             context_policy=policy,
-            response_format=_grammar(body),
+            response_format=grammar,
             cache=body.cache_prompt is not False,
             namespace=caller.namespace,
+            priority=_PRIORITIES.get(body.service_tier or "", "normal"),
+            timeout_s=caller.timeout_s,
         )
 
 
 class _refusals:  # noqa: N801 - a context manager
-    """Errors of values become a 400 that names the field."""
+    """Errors of values become a 400 that names the field: the one they begin with, else `param`."""
+
+    def __init__(self, param: str | None = None) -> None:
+        self._param = param
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, EdgeLLMError):
-            raise ApiError.of(error, _named_in(str(error))) from None
+            raise ApiError.of(error, parameter_of(error) or self._param) from None
 
 
-def _named_in(text: str) -> str | None:
-    found = re.match(r"[a-z]+(?:_[a-z]+)*", text)
+def parameter_of(error: EdgeLLMError) -> str | None:
+    """The field of the body that an error begins with, if it does."""
+    found = re.match(r"[a-z]+(?:_[a-z]+)*", str(error))
     name = found.group() if found else ""
     return name if name in ChatBody.model_fields or name in CompletionBody.model_fields else None
 
@@ -249,7 +257,7 @@ def _tool(spec: ToolSpec) -> Tool:
     optional: dict[str, str] = {}
     if function.parameters is not None:
         optional["parameters"] = json.dumps(function.parameters, ensure_ascii=False)
-    with _refusals():
+    with _refusals("tools"):
         return Tool(function.name, function.description or "", **optional)
 
 
@@ -265,8 +273,3 @@ def _reasoning(body: ChatBody) -> bool | None:
     if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
         return body.chat_template_kwargs.enable_thinking
     return None if body.reasoning_effort is None else body.reasoning_effort != "none"
-
-
-def most_tokens(requests: Sequence[Request]) -> int | None:
-    """The largest answer that was asked for."""
-    return max((request.params.max_tokens or 0 for request in requests), default=0) or None

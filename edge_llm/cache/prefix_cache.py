@@ -128,6 +128,16 @@ class PrefixCache:
                 return
             tenant.stored += 1
 
+    def rewind(self, slot: int, rows: int) -> int:
+        """Take back all but the first `rows` rows of a slot, whose owner goes on differently; how many are left. There are
+        none if that cannot be, for a ring has lost what they attend to."""
+        tenant = self._tenants[slot]
+        if not self._kv.truncate(slot, rows):
+            self._kv.truncate(slot, rows := 0)
+        tenant.stored = min(tenant.stored, rows // BLOCK)
+        del tenant.keys[rows // BLOCK + 1 :]
+        return rows
+
     def release(self, slot: int, *, keep: bool) -> None:
         """A conversation has ended; its rows stay if it is sound (`keep`) and has a namespace."""
         tenant = self._tenants[slot]

@@ -11,18 +11,19 @@ import numpy as np
 from edge_llm import machine
 from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
-from edge_llm.cache.prefix_cache import PrefixCache
+from edge_llm.cache.prefix_cache import PrefixCache, common_prefix
 from edge_llm.config import EngineConfig
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.pace import ChunkPolicy, Pace
+from edge_llm.engine.reader import Reader
 from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
 from edge_llm.engine.scheduler import Capacity, Plan, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.waiting import QueueLimits
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
-from edge_llm.messages import Event, Finished, FinishReason, PromptProgress
+from edge_llm.messages import Event, Finished, FinishReason, PromptProgress, TextDelta
 from edge_llm.metrics import Statistics
 from edge_llm.model.step import Step
 from edge_llm.sampling.decoders import Selection
@@ -38,6 +39,10 @@ class StepSession(Protocol):
 
     def forward(self, step: Step) -> np.ndarray:
         """float32 [step.logit_rows, vocab], valid until the next call. Raises `SessionError`."""
+        ...
+
+    def hidden_states(self, rows: int) -> np.ndarray:
+        """float32 [rows, hidden] of the last step's rows, after the final norm; valid until the next call."""
         ...
 
     def close(self) -> None: ...
@@ -199,6 +204,8 @@ class EngineCore:
         ahead: list[int] = []
         for sequence in self._scheduler.reading():
             assert sequence.slot is not None
+            if not sequence.shares_rows:
+                continue
             if self._prefixes.awaits(sequence.slot, ahead):
                 waiting.add(sequence)
                 continue
@@ -211,6 +218,9 @@ class EngineCore:
     def _park(self, sequence: Sequence) -> None:
         """Take somebody's slot; its rows stay with those of ended conversations for as long as there is room."""
         assert sequence.slot is not None
+        if not sequence.shares_rows:  # it goes on from its prompt, lest it finds rows that it has not seen
+            rows = self._prefixes.rewind(sequence.slot, sequence.prompt_tokens)
+            sequence.read_next(sequence.ids[: sequence.prompt_tokens], rows)
         self._prefixes.release(sequence.slot, keep=True)
         self._scheduler.park(sequence)
         self._recorder.metrics.num_preemptions.add()
@@ -228,23 +238,25 @@ class EngineCore:
         return placed.slot
 
     def _select(self, plan: Plan, logits: np.ndarray) -> Chosen:
-        """Ask each decoder that got logits; one that fails leaves the step."""
+        """Ask each decoder that got logits, and let readers take theirs; one that fails leaves the step."""
         chosen: Chosen = []
-        row = 0
+        row = first = 0
         for share in plan.shares:
-            count = share.segment.logit_rows
+            segment, sequence = share.segment, share.sequence
+            rows = logits[row : row + segment.logit_rows]
             selection = None
-            if count:
-                try:
-                    selection = share.sequence.decoder.select(logits[row : row + count])
-                    assert len(selection.accepted) <= count, "more tokens accepted than there were logits"
+            try:
+                if sequence.reader is not None:
+                    hidden = self.session.hidden_states(plan.step.rows)[first : first + segment.rows]
+                    sequence.reader.feed(segment.position, hidden, rows)
+                elif segment.logit_rows:
+                    selection = sequence.decoder.select(rows)
+                    assert len(selection.accepted) <= len(rows), "more tokens accepted than there were logits"
                     assert selection.accepted or selection.forced or selection.finish, "nothing was chosen"
-                except Exception as error:
-                    self._fail(share.sequence, error)
-                    continue
-                finally:
-                    row += count
-            chosen.append((share, selection))
+                chosen.append((share, selection))
+            except Exception as error:
+                self._fail(sequence, error)
+            row, first = row + segment.logit_rows, first + segment.rows
         return chosen
 
     def _commit(self, chosen: Chosen, now: float) -> None:
@@ -272,6 +284,8 @@ class EngineCore:
                 sequence.progress = done
                 sequence.emit(PromptProgress(done, sequence.prompt_tokens))
             if selection is None:
+                if sequence.reader is not None and not sequence.pending:
+                    self._read_on(sequence, sequence.reader)
                 continue
             told = sequence.stream.completion_tokens
             try:
@@ -284,6 +298,24 @@ class EngineCore:
                 sequence.emit(delta)
             if sequence.stream.finish is not None:
                 self._finish(sequence, sequence.stream.finish)
+
+    def _read_on(self, sequence: Sequence, reader: Reader) -> None:
+        """All tokens of a reader are read: on to others, or to its end."""
+        try:
+            ids = reader.following()
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        assert sequence.slot is not None
+        wanted = sequence.ids[: sequence.prompt_tokens] if ids is None else ids  # whoever comes next finds the prompt
+        if wanted != sequence.ids:
+            same = common_prefix(sequence.ids, wanted, len(wanted))
+            sequence.read_next(wanted, self._prefixes.rewind(sequence.slot, same))
+        if ids is None:
+            self._recorder.read(sequence, self._clock())
+            if reader.text:
+                sequence.emit(TextDelta(reader.text))
+            self._finish(sequence, FinishReason.STOP)
 
     # --- ends ---
 

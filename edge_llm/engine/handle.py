@@ -106,6 +106,13 @@ class Handle(Iterator[Event], AsyncIterator[Event]):
         """The rest of the answer's text, read to its end. Raises the request's error."""
         return "".join(event.text for event in self if isinstance(event, TextDelta))
 
+    def result(self) -> Finished:
+        """The last event, read up to it. Raises the request's error."""
+        for _ in self:
+            pass
+        assert self.finished is not None, "an answer ends with Finished or an error"
+        return self.finished
+
     def __del__(self) -> None:
         self.cancel()
 

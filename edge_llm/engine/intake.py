@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from edge_llm import machine
+from edge_llm.engine.reader import MAX_CHOICE_TOKENS, ChoiceReader, EmbeddingReader, Reader
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.tooling import Tooling, forces_calls
 from edge_llm.engine.window import ContextWindow
-from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError
+from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError, quoted
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
 from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder, TriggeredDecoder, mask_without
 from edge_llm.sampling.params import SamplingParams
@@ -99,8 +100,9 @@ class Intake:
         ids, places = self._prompt(request, prompt)
         if not ids:
             raise ParameterError("the prompt is empty", hint="give at least one token of text")
+        reader = self._reader(request, ids)
         room = limit - len(ids)
-        if room < 1:
+        if room < (0 if request.embedding else 1):
             raise ContextLengthError(len(ids), limit)
         params = request.params.with_defaults(self.manifest.sampling)
         max_tokens = min(params.max_tokens or self._window.context, room)
@@ -120,11 +122,36 @@ class Intake:
             submitted=submitted,
             window=self._window,
             places=places,
-            namespace=request.namespace if request.cache else None,
+            # rows that are not computed have no hidden states, and so far no others are worth a slot
+            namespace=request.namespace if request.cache and request.embedding is None else None,
             structured=request.response_format is not None or forces_calls(request),
             priority=request.priority,
             timeout_s=request.timeout_s,
+            reader=reader,
         )
+
+    def _reader(self, request: Request, ids: list[int]) -> Reader | None:
+        """What reads a request that gets no answer."""
+        if request.embedding is not None:
+            return EmbeddingReader(request.embedding, len(ids))
+        if not request.choices:
+            return None
+        begins = ids[-1] in self.tokenizer.added_tokens.values()  # no text before the label, only control
+        labels = {label: tuple(self.tokenizer.encode_content(label, begins=begins)) for label in request.choices}
+        for label, tokens in labels.items():
+            if not 0 < len(tokens) <= MAX_CHOICE_TOKENS:
+                raise ParameterError(
+                    f"the choice {quoted(label)} has {len(tokens)} tokens, a label has 1 to {MAX_CHOICE_TOKENS}"
+                )
+        if len(set(labels.values())) < len(labels):
+            raise ParameterError(
+                "two of the choices are the same to this model: it has no tokens for what is different"
+            )
+        limit = self._window.limit(self._policy_of(request))
+        longest = len(ids) + max(map(len, labels.values()))
+        if longest > limit:
+            raise ContextLengthError(longest, limit)
+        return ChoiceReader(ids, list(labels.items()), self.manifest.tokens.eos)
 
     def _decoder(
         self, request: Request, params: SamplingParams, ids: list[int], prompt: RenderedPrompt | None

@@ -43,6 +43,12 @@ class Recorder:
             metrics.prompt_tokens.add(sequence.prompt_tokens)
         marks.token(now)
 
+    def read(self, sequence: Sequence, now: float) -> None:
+        """A request that is read and not answered has been read."""
+        assert sequence.marks.admitted is not None
+        self.metrics.request_prefill_time_seconds.observe(now - sequence.marks.admitted)
+        self.metrics.prompt_tokens.add(sequence.prompt_tokens)
+
     def drafted(self, sequence: Sequence, drafts: int, right: int) -> None:
         """Drafts were tried."""
         sequence.drafted += drafts

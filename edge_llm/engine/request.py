@@ -14,6 +14,8 @@ from edge_llm.sampling.grammar import Grammar, parse_schema
 from edge_llm.sampling.params import SamplingParams
 
 MAX_TOOLS = 128
+MAX_CHOICES = 256
+EMBEDDINGS = ("mean", "last")
 PRIORITIES = ("interactive", "normal", "batch")
 """the most urgent first"""
 
@@ -31,6 +33,8 @@ class RequestOptions(TypedDict, total=False):
     reasoning: bool | None
     priority: str
     timeout_s: float | None
+    embedding: str | None
+    choices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class Request:
     timeout_s: float | None = None
     """seconds from submit on after which the answer ends where it is, in the queue too; None: it may take any time"""
 
+    embedding: str | None = None
+    """no answer, but a vector of its tokens' last hidden states: their `mean`, or that of the `last`"""
+    choices: tuple[str, ...] = ()
+    """no answer of the model's own, but how probable each of these labels is as one; nothing is sampled"""
+
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
             raise ParameterError("a request takes exactly one of messages, text and token_ids")
@@ -84,9 +93,23 @@ class Request:
         self._check_tools()
         if self.priority not in PRIORITIES:
             raise ParameterError(f"priority must be {', '.join(PRIORITIES)}, not {self.priority!r}")
+        self._check_reading()
         timeout = self.timeout_s
         if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < math.inf):
             raise ParameterError(f"timeout_s must be a number above 0, or None, not {timeout!r}")
+
+    def _check_reading(self) -> None:
+        """Whether nothing contradicts that no token is chosen."""
+        if self.embedding is not None and self.embedding not in EMBEDDINGS:
+            raise ParameterError(f"embedding must be {' or '.join(EMBEDDINGS)}, not {self.embedding!r}")
+        choices = self.choices
+        if not isinstance(choices, tuple) or not all(isinstance(label, str) and label for label in choices):
+            raise ParameterError("choices must be a tuple of texts that are not empty")
+        if len(choices) > MAX_CHOICES or len(set(choices)) < len(choices):
+            raise ParameterError(f"a request takes at most {MAX_CHOICES} choices, no two of them equal")
+        others = (self.response_format is not None, self.tools, self.choices, self.embedding is not None)
+        if (self.choices or self.embedding is not None) and sum(map(bool, others)) > 1:
+            raise ParameterError("embedding, choices, tools and response_format exclude one another")
 
     def _check_tools(self) -> None:
         if not isinstance(self.tools, tuple) or not all(isinstance(tool, Tool) for tool in self.tools):

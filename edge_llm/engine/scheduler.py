@@ -158,7 +158,7 @@ class Scheduler:
 
     def reserved_bytes(self, *sequences: Sequence) -> int:
         """Bytes of keys and values that these may come to hold."""
-        return sum(self._capacity.kv_bytes_of(one.prompt_tokens + one.max_tokens) for one in sequences)
+        return sum(self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -208,6 +208,9 @@ def _share(sequence: Sequence, rows: int) -> Share:
     assert sequence.slot is not None
     count = min(sequence.pending, rows)
     tokens = sequence.ids[sequence.committed : sequence.committed + count]
+    if sequence.reader is not None:
+        wanted = sequence.reader.logit_rows(sequence.committed, sequence.committed + count)
+        return Share(sequence, Segment(sequence.slot, sequence.committed, tokens, wanted), 0)
     if count < sequence.pending:
         return Share(sequence, Segment(sequence.slot, sequence.committed, tokens), 0)
     # each draft may be accepted, and one more token is always chosen

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from edge_llm.engine.reader import MAX_CHOICE_TOKENS, Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.window import ContextWindow
@@ -74,6 +75,7 @@ class Sequence:
         "progress",
         "prompt_tokens",
         "reached",
+        "reader",
         "slot",
         "stream",
         "structured",
@@ -96,10 +98,11 @@ class Sequence:
         structured: bool = False,
         priority: str = "normal",
         timeout_s: float | None = None,
+        reader: Reader | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
         lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
-        that a grammar has a say in where the answer ends."""
+        that a grammar has a say in where the answer ends; a `reader` takes the place of an answer."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -113,6 +116,7 @@ class Sequence:
         self.structured = structured
         self.priority = priority
         self.deadline = None if timeout_s is None else submitted + timeout_s
+        self.reader = reader
         self.slot: int | None = None
         self.to_read = self.prompt_tokens
         """ids that must be in the cache before the answer begins, or goes on"""
@@ -130,7 +134,18 @@ class Sequence:
             return Phase.ENDED
         if self.slot is None:
             return Phase.QUEUED
-        return Phase.PREFILL if self.committed < self.to_read else Phase.DECODE
+        given = self.reader is not None or self.committed < self.to_read
+        return Phase.PREFILL if given else Phase.DECODE
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that it may come to have."""
+        return self.prompt_tokens + (self.max_tokens if self.reader is None else MAX_CHOICE_TOKENS)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether it may skip rows that others have. A reader needs what follows its prompt."""
+        return self.reader is None or len(self.ids) == self.prompt_tokens
 
     @property
     def urgency(self) -> float:
@@ -169,6 +184,11 @@ class Sequence:
             self.cached += rows - self.committed
         self.committed = rows
 
+    def read_next(self, ids: list[int], rows: int) -> None:
+        """Other tokens are to be read now; the slot holds the first `rows` rows."""
+        self.ids[:] = ids
+        self.committed = rows
+
     def park(self) -> None:
         """Wait again, for a slot of somebody more urgent. Nothing is lost but the slot: the decoder goes on where it is."""
         self.reached = max(self.reached, self.committed)
@@ -201,6 +221,7 @@ class Sequence:
             forgotten_tokens=len(self.window.forgotten(rows)),
             tool_calls=calls,
             invalid_tool_calls=self.stream.invalid_tool_calls,
+            **({} if self.reader is None else self.reader.results()),
         )
 
     def _timings(self, now: float) -> Timings:

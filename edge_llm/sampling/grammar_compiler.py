@@ -15,8 +15,10 @@ import subprocess
 import sys
 import threading
 import weakref
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,7 @@ class GrammarCompiler:
         """`token_bytes` of every id; `control_ids` never stand for text; any of `end_ids` ends the answer; `encode` gives the
         ids of a text, as the model was trained to see it."""
         self._vocabulary = _Vocabulary(token_bytes, control_ids, end_ids, encode)
+        self._prefixes = TokenPrefixes(token_bytes)
         self._tokenizer: Any = None
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
         self._worker = _Worker()
@@ -75,19 +78,40 @@ class GrammarCompiler:
             self._kept[grammar] = prototype
             if len(self._kept) > KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
-            return Matcher(prototype.deep_copy(), len(self._vocabulary.tokens))
+            return Matcher(prototype.deep_copy(), self._prefixes)
 
     def close(self) -> None:
         """End the worker process; idempotent."""
         self._worker.close()
 
 
+class TokenPrefixes:
+    """Which tokens begin with some bytes. Any thread."""
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self.vocab = len(token_bytes)
+        self._tokens = token_bytes
+
+    @cached_property
+    def _sorted(self) -> tuple[list[bytes], np.ndarray]:
+        order = sorted(range(self.vocab), key=self._tokens.__getitem__)
+        return [self._tokens[i] for i in order], np.array(order)
+
+    def mask(self, prefix: bytes) -> np.ndarray:
+        """int32 [(vocab + 31) / 32], a bit for each token that begins with `prefix`, which has no byte 255."""
+        tokens, order = self._sorted
+        ids = order[bisect_left(tokens, prefix) : bisect_left(tokens, prefix + b"\xff")]
+        bits = np.zeros((self.vocab + 31) // 32 * 32, np.uint8)
+        bits[ids] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 class Matcher:
     """How far one answer is in its grammar. Used by one thread."""
 
-    def __init__(self, matcher: Any, vocab: int) -> None:
-        self._matcher, self._vocab = matcher, vocab
-        self._mask = np.zeros((vocab + 31) // 32, np.int32)
+    def __init__(self, matcher: Any, prefixes: TokenPrefixes) -> None:
+        self._matcher, self._prefixes = matcher, prefixes
+        self._mask = np.zeros((prefixes.vocab + 31) // 32, np.int32)
 
     @property
     def finished(self) -> bool:
@@ -97,15 +121,23 @@ class Matcher:
     def mask(self) -> np.ndarray:
         """int32 [(vocab + 31) / 32], a bit for each token that may follow; overwritten by the next call.
 
+        Bytes that must follow are not cut: after `"name":` comes ` "` as one token, or a longer one, and never a space alone,
+        from which a model would expect a number to follow.
+
         Raises `GenerationError` if the grammar needs more work than it may.
         """
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
+        known = bytes(self._matcher.compute_ff_bytes())
+        if len(known) > 1 and b"\xff" not in known:
+            whole = self._mask & self._prefixes.mask(known)
+            if whole.any():
+                self._mask[:] = whole
         return self._mask
 
     def fresh(self) -> Matcher:
         """Another one, as far as this one is."""
-        return Matcher(self._matcher.deep_copy(), self._vocab)
+        return Matcher(self._matcher.deep_copy(), self._prefixes)
 
     def allows(self, token_ids: Sequence[int]) -> bool:
         """Whether these tokens may follow; if so they are accepted."""

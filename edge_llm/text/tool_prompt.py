@@ -18,10 +18,7 @@ _OFFER = """# Functions
 You may call these functions. Each line describes one as JSON:
 {tools}
 
-To call one, answer with its name and its arguments as JSON, in this form and without other words:
-{begin}
-{{"name": "...", "arguments": {{...}}}}
-{end}
+To call one, answer with {begin}, a JSON object of its name and its arguments, and {end}.
 Results come between <tool_response> and </tool_response>. If no function helps, answer in words."""
 
 

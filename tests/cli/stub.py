@@ -19,7 +19,7 @@ from edge_llm_cli.answer import EngineOptions
 from edge_llm import errors
 from edge_llm.engine.handle import Handle, Mailbox
 from edge_llm.errors import ContextLengthError
-from edge_llm.messages import Finished, FinishReason, Message, TextDelta, Timings, Usage
+from edge_llm.messages import Choice, Finished, FinishReason, Message, TextDelta, Timings, Usage
 from edge_llm.sampling.params import SamplingParams
 
 
@@ -46,6 +46,7 @@ class StubEngine:
         self.pieces, self.delay, self.fail, self.limit, self.seen = pieces * times, delay, fail, limit, seen
         self.announce = announce  # after so many pieces a line on stderr says so
         self.options: EngineOptions | None = None
+        self.choices: tuple[Choice, ...] = ()
         self.asked: list[tuple[list[Message] | str, SamplingParams]] = []
         self.requested: list[dict[str, object]] = []
 
@@ -87,9 +88,8 @@ class StubEngine:
         timings = Timings(0.0, 0.01, 0.1, 1000.0, 200.0, 0.005)
         seed = 5 if params.seed is None else params.seed
         usage = Usage(7, said, 2)
-        mailbox.put(
-            Finished(reason, usage, timings, seed, forgotten=self.forgotten, forgotten_tokens=self.forgotten_tokens)
-        )
+        forgotten = {"forgotten": self.forgotten, "forgotten_tokens": self.forgotten_tokens}
+        mailbox.put(Finished(reason, usage, timings, seed, choices=self.choices, **forgotten))
 
 
 def opener(engine: StubEngine):

@@ -10,7 +10,7 @@ import pytest
 from edge_llm_cli import run as run_verb
 from edge_llm_cli.run import peak_rss_mb
 
-from edge_llm.messages import Message
+from edge_llm.messages import Choice, Message
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from tests.cli.conftest import ROOT, stub_command
@@ -152,6 +152,25 @@ def test_the_form_of_the_answer_arrives(invoke, engine, tmp_path: Path) -> None:
     ]
 
 
+def test_choices_arrive(invoke, engine) -> None:
+    assert invoke("run", "Hi", "--choices", "yes, no", "--choices", "may be").exit_code == 0
+    assert invoke("run", "Hi", "--raw", "--choices", " yes, no").exit_code == 0
+    assert invoke("run", "Hi").exit_code == 0
+    assert [options["choices"] for options in engine.requested] == [("yes", "no", "may be"), (" yes", " no"), ()]
+    result = invoke("run", "Hi", "--choices", "yes,,no")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "one of the choices is empty" in result.stderr
+
+
+def test_probabilities_of_choices_are_told(invoke, engine) -> None:
+    engine.pieces = ["no"]
+    engine.choices = (Choice("no", -0.25, 0.75), Choice("yes", -1.5, 0.25))
+    result = invoke("run", "Hi", "--choices", "yes,no")
+    assert (result.stdout, result.stderr) == ("no\n", "no 0.750, yes 0.250\n")
+    told = json.loads(invoke("run", "Hi", "--choices", "yes,no", "--json").stdout)["choices"]
+    assert told[1] == {"label": "yes", "logprob": -1.5, "probability": 0.25}
+
+
 def test_a_schema_that_is_none_is_refused_before_anything_runs(invoke, engine, tmp_path: Path) -> None:
     for text in ("", "[]", "{", '{"$ref": "https://example.org"}'):
         (tmp_path / "schema.json").write_text(text)
@@ -176,7 +195,17 @@ def test_one_json_object(invoke, engine) -> None:
     assert result.exit_code == 0
     assert result.stdout.isascii()
     value = json.loads(result.stdout)
-    assert list(value) == ["text", "finish_reason", "seed", "model", "usage", "forgotten_tokens", "timings"]
+    assert list(value) == [
+        "text",
+        "finish_reason",
+        "seed",
+        "model",
+        "usage",
+        "forgotten_tokens",
+        "timings",
+        "reasoning",
+        "tool_calls",
+    ]
     assert (value["text"], value["finish_reason"], value["seed"], value["model"]) == (
         "café \x1b[31m",
         "stop",

@@ -124,7 +124,7 @@ def test_hostile_answers_are_shown_harmless(own_home: Path, cut: int) -> None:
 def test_what_fell_out_is_told_faintly_where_that_can_be_shown(
     own_home: Path, term: str, before: str, after: str
 ) -> None:
-    with Terminal(stub_command({"pieces": ["Hello."], "seen": 3}, "chat"), TERM=term) as terminal:
+    with Terminal(stub_command({"pieces": ["Hello."], "seen": 3}, "chat", "--plain"), TERM=term) as terminal:
         terminal.read_until("> ")
         terminal.type("one two\n")
         terminal.read_until(f"Hello.\n{before}the conversation is longer than the context of 64 tokens{after}\n")

@@ -103,6 +103,11 @@ def hashed_logits(ids: list[int]) -> np.ndarray:
     return row.astype(np.float32)
 
 
+def hashed_hidden(ids: list[int]) -> np.ndarray:
+    """The hidden state of the last of these tokens."""
+    return hashed_logits([*ids, VOCAB])[len(CONTROL) : len(CONTROL) + 32]
+
+
 def says(answer: str | Sequence[int], *, end: int = END) -> NextToken:
     """A model that answers with this, then `end`: after one token, after START, or after the last line of a chat."""
     tokens = byte_ids(answer) if isinstance(answer, str) else list(answer)
@@ -143,6 +148,7 @@ class FakeSession:
         slots = [segment.slot for segment in step.segments]
         assert len(set(slots)) == len(slots), "two segments of one slot"
         self._logits[:] = np.nan
+        self._read: list[tuple[list[int], int]] = []
         row = 0
         for segment in step.segments:
             assert segment.position == self._kv.length(segment.slot), "a segment does not begin where its slot ends"
@@ -153,11 +159,17 @@ class FakeSession:
                 self._place(segment.slot)[self._kv.layers[0].ring.physical_row(position)] = token
             self._written[segment.slot] = max(self._written[segment.slot], segment.position + segment.rows)
             rows.extend(segment.token_ids)
+            self._read += [(rows, segment.position + i + 1) for i in range(segment.rows)]
             assert all(0 <= i < VOCAB for i in rows)
             for wanted in range(segment.rows - segment.logit_rows, segment.rows):
                 self._logits[row] = self._row(rows[: segment.position + wanted + 1])
                 row += 1
         return self._logits[: step.logit_rows]
+
+    def hidden_states(self, rows: int) -> np.ndarray:
+        """A vector a row, which depends on every token so far."""
+        assert rows == len(self._read)
+        return np.array([hashed_hidden(ids[:length]) for ids, length in self._read], np.float32)
 
     def _history(self, slot: int, length: int) -> list[int]:
         """The tokens of a slot's rows; those that its ring has lost are remembered."""

@@ -133,6 +133,20 @@ def test_every_part_of_a_request_arrives(client: EngineClient) -> None:
     assert infos
 
 
+def test_vectors_and_labels_arrive_bit_for_bit(client: EngineClient, tiny_folder: Path) -> None:
+    requests = [Request.completion("a text", embedding="mean"), Request.completion("a text", choices=("one", "two"))]
+    core, results = open_engine(tiny_folder, CONFIG), []
+    for request in requests:
+        core.enqueue(core.prepare(request, results.append))
+        while core.has_work:
+            core.step()
+    core.close()
+    vector, labels = (event for event in results if isinstance(event, Finished))
+    assert client.submit(requests[0]).result().embedding == vector.embedding
+    assert client.submit(requests[1]).result().choices == labels.choices
+    assert len(vector.embedding) > len(labels.choices) == 2
+
+
 def test_what_is_wrong_is_said_at_once(client: EngineClient) -> None:
     before = client.statistics().num_steps
     with pytest.raises(ContextLengthError, match="2000 tokens") as caught:

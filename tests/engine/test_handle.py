@@ -144,3 +144,11 @@ def test_an_error_reaches_a_task() -> None:
 
     asyncio.run(read())
     assert True
+
+
+def test_result_reads_to_the_end() -> None:
+    handle = Handle(filled(TextDelta("a"), END), lambda: None)
+    assert handle.result() is END
+    assert handle.result() is END
+    with pytest.raises(GenerationError):
+        Handle(filled(GenerationError("no")), lambda: None).result()

@@ -81,6 +81,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(*(values(argument) for argument in arguments), max_size=3)
     if get_origin(hint) is tuple:
         return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(*map(values, arguments), max_size=3)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     if isinstance(hint, type) and issubclass(hint, EdgeLLMError):

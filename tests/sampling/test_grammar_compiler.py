@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from edge_llm.errors import EdgeLLMError, GenerationError, ParameterError
 from edge_llm.sampling import grammar_compiler
 from edge_llm.sampling.grammar import Grammar
-from edge_llm.sampling.grammar_compiler import GrammarCompiler, Matcher
+from edge_llm.sampling.grammar_compiler import GrammarCompiler, Matcher, TokenPrefixes
 from tests.sampling.grammar_bombs import BOMBS
 
 END, OTHER_END, CONTROL = 0, 1, 2
@@ -253,3 +253,26 @@ def test_a_constant_is_what_comes_out(compiler: GrammarCompiler, value: Any) -> 
     answer = wander(compiler.matcher(Grammar.json_schema({"const": value})), 0)
     assert answer is not None
     assert json.loads(answer) == value
+
+
+def test_what_must_follow_is_not_cut() -> None:
+    """A space alone says that a number comes: where ` "` must come, it comes whole or in a longer token."""
+    tokens = [*TOKENS, b' "', b' "x', b" 1"]
+    spaced = GrammarCompiler(
+        tokens, control_ids=[CONTROL], end_ids=[END], encode=lambda text: [FIRST_BYTE + b for b in text.encode()]
+    )
+    expected = {'k: "[a-z]*"': {b' "', b' "x'}, "k: [0-9]": {b" ", b" 1"}}
+    for pattern, follow in expected.items():
+        matcher = spaced.matcher(Grammar.regex(pattern))
+        for byte in b"k:":
+            matcher.accept(FIRST_BYTE + byte)
+        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        assert {tokens[i] for i in np.flatnonzero(bits)} == follow
+    spaced.close()
+
+
+@given(st.binary(max_size=3).filter(lambda data: b"\xff" not in data))
+def test_tokens_that_begin_with_some_bytes(prefix: bytes) -> None:
+    bits = np.unpackbits(TokenPrefixes(TOKENS).mask(prefix).view(np.uint8), bitorder="little")
+    found = {i for i in np.flatnonzero(bits).tolist() if TOKENS[i] != b"\xff"}
+    assert found == {i for i, token in enumerate(TOKENS) if token.startswith(prefix) and token != b"\xff"}

@@ -6,19 +6,41 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edge_llm_server.cards import ModelCard
 from edge_llm_server.exchange import Log
-from edge_llm_server.local_host import LocalHost
 from edge_llm_server.serving import Serving
 from edge_llm_server.settings import ServerSettings
 
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.host import EngineHost
 from tests.engine.fakes import make_core
+
+
+def card(name: str) -> ModelCard:
+    return ModelCard(
+        name=name,
+        digest="ab" * 32,
+        size=123_456,
+        architecture="llama",
+        parameters=135_000_000,
+        types=("Q4_1", "Q8_0"),
+        context=4096,
+        embedding=64,
+        chats=True,
+        modified=1.8e9,
+    )
+
+
+def host_of(folders: dict[str, Path], load: Callable[[Path], EngineClient]) -> EngineHost:
+    """Room for all of them, for ever."""
+    return EngineHost(folders, load, bytes_of=lambda _: 1, budget_bytes=1 << 30, keep_alive_s=math.inf)
 
 
 class Running:
@@ -58,7 +80,8 @@ def running(
     stream, ready, failures = io.StringIO(), threading.Event(), []
     serving = Serving(
         made,
-        LocalHost({name: Path(name) for name in made.models}, load or load_core),
+        host_of({name: Path(name) for name in made.models}, load or load_core),
+        {name: card(name) for name in made.models},
         log=Log(stream),
         most_requests=most_requests,
     )

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from edge_llm.kernels.warmup import KernelLibrary
-from tools.trust import kernel_trials, machines, prefixes
+from edge_llm.toolbox import folder
+from edge_llm.toolbox.approval import Decision
+from edge_llm.toolbox.runner import ToolRunner
+from tools.trust import kernel_trials, machines, prefixes, tools
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +48,13 @@ def test_the_prefix_cache_on_disk_goes_through_all_of_it(number: str) -> None:
     assert result.stdout.startswith(f"| {number} |")
 
 
+def test_batches_that_are_killed_answer_each_line_once() -> None:
+    command = [sys.executable, "-m", "tools.trust.batches"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F33 |")
+
+
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(rng: np.random.Generator) -> int:
         raise ValueError("not what NumPy says")
@@ -69,3 +79,20 @@ def test_sizes_and_seeds_are_those_that_were_asked_for(capsys: pytest.CaptureFix
     assert "| F0 | nothing | nightly | 3,001 | 0 failures | `python -m nothing --size nightly --seed 9` |" in (
         capsys.readouterr().out
     )
+
+
+def test_f27_an_obedient_model_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.FIGURE.main([]) == 0
+    assert capsys.readouterr().out.startswith("| F27 |")
+
+
+@pytest.mark.parametrize("sabotage", ["approval", "path", "links"])
+def test_f27_would_see_harm(sabotage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sabotage == "approval":
+        monkeypatch.setattr(ToolRunner, "_decision", lambda *_: Decision.ONCE)
+    elif sabotage == "path":
+        monkeypatch.setattr(folder, "_names", lambda path: [part for part in path.split("/") if part])
+    else:
+        monkeypatch.setattr(folder.os, "O_NOFOLLOW", 0)
+    with pytest.raises(AssertionError):
+        tools.episodes(200, 1)

@@ -31,7 +31,7 @@ def main() -> int:
     options = parser.parse_args()
     cases = [json.loads(line) for line in options.prompts.read_text(encoding="utf-8").splitlines()]
     params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=1)
-    plain = EngineConfig(slots=1, prefix_cache="off")
+    plain = EngineConfig(slots=1, prefix_cache="off", speculation="off")
     with (
         Engine.load(options.model, plain) as without,
         Engine.load(options.model, plain.with_options(speculation="lookup")) as with_drafts,

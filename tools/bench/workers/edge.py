@@ -28,7 +28,11 @@ class EdgeWorker:
     def __init__(self, options: protocol.Options) -> None:
         self._folder = Path(options.model)
         self._config: EngineConfig = load_config(
-            threads=options.threads, context=options.context, slots=options.sequences + 1, prefix_cache="off"
+            threads=options.threads,
+            context=options.context,
+            slots=options.sequences + 1,
+            prefix_cache="off",
+            speculation="off",
         )
         self._core = open_engine(self._folder, self._config)
         self._vocab = self._core.intake.manifest.dimensions.vocab

@@ -1,0 +1,1 @@
+"""Many requests from a file in OpenAI's batch format: answered once each, whatever happens in between."""

@@ -1,0 +1,1 @@
+"""The chat in a terminal, as a full screen: `edge-llm chat`."""

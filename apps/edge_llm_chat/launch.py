@@ -1,0 +1,62 @@
+"""launch: what the command line needs to open the full-screen chat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge_llm import paths
+from edge_llm.config import EngineConfig
+from edge_llm.errors import InputError
+from edge_llm.install.catalog import DEFAULT_MODEL
+from edge_llm.sampling.params import SamplingParams
+from edge_llm_chat.app import ChatApp, Start
+from edge_llm_chat.backend import ChatBackend
+from edge_llm_chat.local_backend import LocalBackend
+from edge_llm_chat.preferences import Preferences
+from edge_llm_chat.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which conversation to open, and what it is to be like."""
+
+    last: bool = False
+    resume: bool = False
+    system: str | None = None
+    parameters: dict[str, float | int] = field(default_factory=dict)
+    """of SamplingParams, where the user gave one"""
+    server: str | None = None
+    """address of an OpenAI-compatible server to ask instead of a model of our own"""
+
+
+def launch(model: str | None, config: EngineConfig, wish: Wish) -> None:
+    """Run the chat until the user leaves. Raises `ParameterError` and `StorageError` before the screen is taken."""
+    SamplingParams(**wish.parameters)  # type: ignore[arg-type]  # says what is wrong while there are lines to say it on
+    preferences = Preferences.load()
+    known = config.private or (paths.data_dir() / "chats").exists()
+    store = Store.open(private=config.private)
+    notice = "" if known else f"Chats are kept in {store.path}; --private keeps nothing"
+    try:
+        conversation = store.last() if wish.last else None
+        if wish.last and conversation is None:
+            raise InputError("there is no conversation to go on with", hint="edge-llm chat begins one")
+        start = Start(conversation, wish.resume, wish.system, wish.parameters, config.private, notice)
+        connect = _connector(config, wish.server)
+        app = ChatApp(connect(model), store, start, connect=connect, preferences=preferences)
+        app.run()
+        if app.return_code:
+            raise SystemExit(app.return_code)
+    finally:
+        store.close()
+
+
+def _connector(config: EngineConfig, server: str | None) -> Callable[[str | None], ChatBackend]:
+    """What gives the backend of a model: by its name, or of the default one. Raises `InputError` for a bad address."""
+    if server is None:
+        return lambda model: LocalBackend(model or DEFAULT_MODEL, lambda: config)
+    from edge_llm_chat.http_backend import HttpBackend
+
+    key = os.environ.get("OPENAI_API_KEY")
+    return lambda model: HttpBackend(server, model=model, key=key)

@@ -1,0 +1,1 @@
+"""Markdown as lines of a terminal, also while it is still being written."""

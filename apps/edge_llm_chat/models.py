@@ -1,0 +1,41 @@
+"""What models there are to choose from: the installed ones, and those of the catalog that can be fetched."""
+
+from __future__ import annotations
+
+from edge_llm_chat.backend import ModelChoice
+
+_PROGRAM_BYTES = 150_000_000
+"""what a process of ours takes beside the weights, roughly"""
+
+
+def choices() -> list[ModelChoice]:
+    """Installed models first. Reads manifests: not for the event loop."""
+    from edge_llm.config import default_context
+    from edge_llm.engine.assembly import cache_geometry
+    from edge_llm.errors import EdgeLLMError
+    from edge_llm.install import catalog
+    from edge_llm.install.store import ModelStore
+    from edge_llm.kernels.layout import KvType
+    from edge_llm.model.manifest import ModelManifest
+
+    store = ModelStore()
+    found = []
+    for name in store.names():
+        try:
+            manifest = ModelManifest.read(store.path(name))
+        except EdgeLLMError:
+            continue  # a damaged model is no choice; `edge-llm models list` tells of it
+        row = cache_geometry(manifest).row_bytes(KvType.INT8 if manifest.kv_type == "int8" else KvType.F32)
+        memory = store.size(name) + row * default_context(manifest.dimensions.context, row) + _PROGRAM_BYTES
+        size = f"{store.size(name) / 1e6:,.0f} MB installed"
+        found.append(ModelChoice(name, _detail(size, memory, manifest.dimensions.context)))
+    sources = {store.source_of(name) for name in store.names()}
+    for recipe in map(catalog.get, catalog.names()):
+        if recipe.source.sha256 not in sources:
+            size = f"{recipe.source.download_size / 1e6:,.0f} MB to download, {recipe.license}"
+            found.append(ModelChoice(recipe.name, _detail(size, recipe.source.size + _PROGRAM_BYTES, recipe.context)))
+    return found
+
+
+def _detail(size: str, memory: int, context: int) -> str:
+    return f"{size} · about {memory / 1e6:,.0f} MB of memory · context {context:,}"

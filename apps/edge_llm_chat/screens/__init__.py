@@ -1,0 +1,1 @@
+"""Screens: they decide; widgets only show and tell."""

@@ -1,0 +1,459 @@
+"""ChatScreen: what can be done with the conversation that is open, by key, by command, by palette."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import ClassVar
+
+from textual import work
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from edge_llm.errors import EdgeLLMError
+from edge_llm.messages import Role
+from edge_llm.text.terminal import clean_line
+from edge_llm_chat import commands, files, parameters
+from edge_llm_chat.conversation import Conversation, Turn
+from edge_llm_chat.markdown.leaves import code_blocks
+from edge_llm_chat.screens.conversation import ConversationScreen
+from edge_llm_chat.screens.dialogs import Choice, ConfirmScreen, LineScreen, PickScreen, TextScreen
+from edge_llm_chat.screens.help import HelpScreen
+from edge_llm_chat.screens.history import HistoryScreen, tags_of
+from edge_llm_chat.screens.settings import SettingsScreen
+from edge_llm_chat.widgets.composer import Composer
+from edge_llm_chat.widgets.message import MessageView
+from edge_llm_chat.widgets.transcript import Transcript
+
+_BUSY = "An answer is coming: Escape stops it"
+
+
+class ChatScreen(ConversationScreen):
+    """Adds branching, commands, dialogs."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+n", "do('new')", "New chat", id="chat.new", priority=True),
+        Binding("ctrl+o", "do('history')", "Stored chats", id="chat.history", priority=True),
+        Binding("ctrl+r", "do('retry')", "Answer again, beside the last answer", id="chat.retry", priority=True),
+        Binding("ctrl+y", "do('copy')", "Copy the last answer", id="chat.copy", priority=True),
+        Binding("f1", "do('help')", "This help", id="chat.help", priority=True),
+        Binding("f2", "do('inspect')", "Inspect the last answer", id="chat.inspect", priority=True),
+        Binding("f3", "do('set')", "Sampling of this chat", id="chat.settings", priority=True),
+        Binding("f4", "do('model')", "Choose a model", id="chat.model", priority=True),
+    ]
+
+    _offered_for = ""
+
+    # --- commands ---
+
+    async def on_composer_sent(self, event: Composer.Sent) -> None:
+        command = commands.parse(event.text)
+        if command is None:
+            if self._busy():
+                return
+            await self._attach_mentions(event.text)
+            self.composer.clear()
+            await self.ask(event.text.strip("\n"))
+            return
+        name, argument = command
+        if name not in commands.BY_NAME:
+            self.tell(f"There is no command /{name}; /help shows all")
+            return
+        self.composer.clear()
+        self.action_do(name, argument)
+
+    def action_do(self, name: str, argument: str = "") -> None:
+        """Do a command of the list."""
+        if commands.BY_NAME[name].needs_argument and not argument:
+            self.composer.write(f"/{name} ")
+            self.composer.focus()
+            return
+        getattr(self, f"do_{name}")(argument)
+
+    def _last(self, role: Role) -> Turn | None:
+        return next((turn for turn in reversed(self.conversation.path()) if turn.role is role), None)
+
+    def _busy(self) -> bool:
+        if self.answer is not None or self._waiting:
+            self.tell(_BUSY)
+            return True
+        return False
+
+    def _save(self) -> None:
+        """Write what changed of the conversation itself."""
+        try:
+            self.app.store.save(self.conversation)
+        except EdgeLLMError as error:
+            self.report(error)
+        self._show_title()
+
+    async def _open(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self._editing, self._attached = None, []
+        if self.model is not None:
+            conversation.model = self.model.name
+        self._show_hint()
+        await self.show_path()
+        self.composer.focus()
+
+    @work
+    async def do_new(self, _argument: str) -> None:
+        if not self._busy():
+            await self._open(Conversation(parameters=dict(self.conversation.parameters)))
+
+    @work
+    async def do_history(self, _argument: str) -> None:
+        if self._busy():
+            return
+        chosen = await self.app.push_screen_wait(HistoryScreen(opened=self.conversation.id))
+        try:
+            if chosen is not None:
+                await self._open(self.app.store.load(chosen))
+            elif self.conversation.id is not None:  # its title or tags may have been changed there
+                await self._open(self.app.store.load(self.conversation.id))
+        except EdgeLLMError as error:
+            self.report(error)
+
+    def do_retry(self, _argument: str) -> None:
+        if (turn := self._last(Role.USER)) is not None and not self._busy():
+            self._start(turn.id)
+
+    def do_edit(self, _argument: str) -> None:
+        if (turn := self._last(Role.USER)) is not None and not self._busy():
+            self._edit(turn)
+
+    def _edit(self, question: Turn) -> None:
+        self._editing, self._attached = question.id, list(question.attachments)
+        self.composer.write(question.content)
+        self.composer.focus()
+        self._show_hint()
+        self._show_attached()
+
+    def do_copy(self, _argument: str) -> None:
+        if (turn := self._last(Role.ASSISTANT)) is not None:
+            self._copy(turn.content, "The answer")
+
+    def do_code(self, _argument: str) -> None:
+        if (turn := self._last(Role.ASSISTANT)) is not None:
+            self._copy_code(turn)
+
+    def _copy_code(self, turn: Turn) -> None:
+        blocks = code_blocks(turn.content)
+        if blocks:
+            self._copy(blocks[-1][1], "The block of code")
+        else:
+            self.tell("There is no block of code in it")
+
+    def _copy(self, text: str, what: str) -> None:
+        self.app.copy_to_clipboard(text)
+        self.tell(f"{what} is copied")
+
+    def do_inspect(self, _argument: str) -> None:
+        if (turn := self._last(Role.ASSISTANT)) is not None and not self._busy():
+            self._inspect(turn)
+
+    @work
+    async def _inspect(self, turn: Turn) -> None:
+        from edge_llm_chat.screens.inspector import InspectorScreen
+
+        if not turn.tokens:
+            self.tell("The tokens of this answer are not known: answer again to see them")
+            return
+        if self.model is None:
+            return
+        screen = InspectorScreen(turn.tokens, forks=self.model.forks, end_ids=self.model.end_ids)
+        prefix = await self.app.push_screen_wait(screen)
+        if prefix:
+            self._start(turn.parent, prefix)
+
+    def do_attach(self, argument: str) -> None:
+        try:
+            self._attached.append(files.read_attachment(argument))
+        except EdgeLLMError as error:
+            self.report(error)
+        self._show_attached()
+
+    async def _attach_mentions(self, text: str) -> None:
+        known = {item.name for item in self._attached}
+        for path in files.mentions(text):
+            try:
+                item = await asyncio.to_thread(files.read_attachment, path)
+            except EdgeLLMError as error:
+                self.report(error)
+            else:
+                self._attached += [] if item.name in known else [item]
+
+    @work
+    async def do_system(self, argument: str) -> None:
+        text: str | None = argument
+        if not text:
+            text = await self.app.push_screen_wait(TextScreen("System message", self.conversation.system or ""))
+        if text is not None:
+            self.conversation.system = text.strip() or None
+            self._save()
+            self.tell("The system message is " + ("set" if self.conversation.system else "gone"))
+
+    @work
+    async def do_prompts(self, _argument: str) -> None:
+        prompts = self.app.store.prompts()
+        if not prompts:
+            self.tell("Your library is empty: /keep NAME puts this chat's system message into it")
+            return
+        choices = [Choice(name, name, text[:60]) for name, text in prompts.items()]
+        name = await self.app.push_screen_wait(PickScreen("System messages", choices))
+        if name is not None:
+            self.conversation.system = prompts[name]
+            self._save()
+
+    def do_keep(self, argument: str) -> None:
+        name = clean_line(argument)
+        try:
+            if self.conversation.system:
+                self.app.store.save_prompt(name, self.conversation.system)
+                self.tell(f"Kept as {name}")
+            else:
+                self.app.store.delete_prompt(name)
+                self.tell(f"This chat has no system message, so {name} is out of the library")
+        except EdgeLLMError as error:
+            self.report(error)
+
+    @work
+    async def do_set(self, argument: str) -> None:
+        values: dict[str, float | int] | None
+        if argument:
+            name, _, text = argument.partition(" ")
+            try:
+                values = parameters.changed(self.conversation.parameters, name, text)
+            except EdgeLLMError as error:
+                self.report(error)
+                return
+            self.tell(f"{name} is {values.get(name, 'what the model recommends')}")
+        else:
+            values = await self.app.push_screen_wait(SettingsScreen(self.conversation.parameters))
+        if values is not None:
+            self.conversation.parameters = values
+            self._save()
+
+    @work
+    async def do_model(self, argument: str) -> None:
+        if self._busy():
+            return
+        name: str | None = argument
+        if not name:
+            try:
+                found = await self.app.backend.models()
+            except EdgeLLMError as error:
+                self.report(error)
+                return
+            listed = [Choice(one.name, one.name, one.detail) for one in found]
+            current = self.model.name if self.model else None
+            name = await self.app.push_screen_wait(PickScreen("Models", listed, current=current))
+        if name and (self.model is None or name != self.model.name):
+            await self.app.change_model(name)
+            self.model = None
+            self.status.tell(model=clean_line(name), context=None, kv_bytes=None)
+            self.load_model()
+
+    @work
+    async def do_title(self, argument: str) -> None:
+        title: str | None = argument
+        if not title:
+            title = await self.app.push_screen_wait(LineScreen("Title", self.conversation.title))
+        if title:
+            self.conversation.title = clean_line(title)
+            self._save()
+
+    @work
+    async def do_tag(self, argument: str) -> None:
+        text: str | None = argument
+        if not text:
+            tags = " ".join(self.conversation.tags)
+            text = await self.app.push_screen_wait(LineScreen("Tags", tags, hint="words, without #"))
+        if text is not None:
+            self.conversation.tags = tags_of(text)
+            self._save()
+
+    def do_pin(self, _argument: str) -> None:
+        self.conversation.pinned = not self.conversation.pinned
+        self._save()
+
+    def do_export(self, argument: str) -> None:
+        from edge_llm_chat.export import export
+
+        try:
+            self.tell(f"Written to {export(self.conversation, argument)}")
+        except EdgeLLMError as error:
+            self.report(error)
+
+    @work
+    async def do_delete(self, _argument: str) -> None:
+        if self._busy():
+            return
+        count = len(self.conversation.turns)
+        if not count:
+            return
+        if await self.app.push_screen_wait(ConfirmScreen(f"Delete this chat and its {count} messages?")):
+            if self.conversation.id is not None:
+                self.app.store.delete(self.conversation.id)
+            await self._open(Conversation(parameters=dict(self.conversation.parameters)))
+
+    @work
+    async def do_theme(self, argument: str) -> None:
+        name: str | None = argument
+        if not name:
+            themes = [Choice(theme, theme) for theme in sorted(self.app.available_themes)]
+            name = await self.app.push_screen_wait(PickScreen("Themes", themes, current=self.app.theme))
+        if name in self.app.available_themes:
+            self.app.choose_theme(name)
+        elif name:
+            self.tell(f"There is no theme {name}")
+
+    def do_help(self, _argument: str) -> None:
+        sections: dict[str, tuple[type, ...]] = {
+            "Writing": (Composer,),
+            "Anywhere": (type(self), ConversationScreen, type(self.app)),
+            "On a message": (MessageView, Transcript),
+        }
+        self.app.push_screen(HelpScreen(sections))
+
+    def do_quit(self, _argument: str) -> None:
+        self.app.call_later(self.app.action_quit)
+
+    # --- one message ---
+
+    async def on_message_view_told(self, event: MessageView.Told) -> None:
+        turn = self.conversation.turns.get(event.view.turn.id)
+        if turn is None:
+            return
+        match event.action:
+            case "copy":
+                self._copy(turn.content, "The message")
+            case "copy_code":
+                self._copy_code(turn)
+            case _ if self._busy():
+                pass
+            case "edit":
+                question = (
+                    turn if turn.role is Role.USER or turn.parent is None else self.conversation.turns[turn.parent]
+                )
+                self._edit(question)
+            case "regenerate":
+                self._start(turn.id if turn.role is Role.USER else turn.parent)
+            case "inspect" if turn.role is Role.ASSISTANT:
+                self._inspect(turn)
+            case "previous" | "next":
+                await self._step(turn, 1 if event.action == "next" else -1)
+            case "delete":
+                self._delete_turn(turn)
+
+    async def _step(self, turn: Turn, by: int) -> None:
+        """Show the version beside `turn`, and stay on it."""
+        if not self.conversation.step(turn.id, by):
+            return
+        self.app.store.save_shown(self.conversation)
+        now = self.conversation.shown[turn.parent]
+        await self.show_path(follow=False)
+        if (view := self.transcript.view_of(now)) is not None:
+            view.focus()
+
+    @work
+    async def _delete_turn(self, turn: Turn) -> None:
+        if await self.app.push_screen_wait(ConfirmScreen("Delete this message and all that follows from it?")):
+            gone = self.conversation.remove(turn.id)
+            self.app.store.remove_turns(self.conversation, gone)
+            await self.show_path()
+            self.composer.focus()
+
+    # --- writing ---
+
+    def on_composer_went_up(self, event: Composer.WentUp) -> None:
+        if event.empty:
+            self.do_edit("")
+
+    def on_composer_written(self, event: Composer.Written) -> None:
+        self._complete(event.text)
+        self._count_tokens()
+
+    def _complete(self, text: str) -> None:
+        """Offer what the beginning of a command, or of a path after @, may become."""
+        self._offered_for = text
+        found = [Option(_offer(one), id=f"/{one.name}") for one in commands.matching(text)]
+        if not found and self.composer.cursor_location == self.composer.document.end:
+            found = [Option(clean_line(path), id=path) for path in files.completions(text)]
+        offered = self.query_one("#completions", OptionList)
+        offered.clear_options()
+        offered.add_options(found)
+        offered.highlighted = 0 if found else None
+        self._offer(bool(found))
+
+    def _offer(self, offered: bool) -> None:
+        self.query_one("#completions").set_class(offered, "open")
+        self.composer.completing = offered
+
+    def on_composer_completing(self) -> None:
+        self._accept(run=False)
+
+    def on_composer_moving(self, event: Composer.Moving) -> None:
+        offered = self.query_one("#completions", OptionList)
+        if event.by == 0:
+            self._accept(run=True)
+        else:
+            (offered.action_cursor_down if event.by > 0 else offered.action_cursor_up)()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self._accept(run=True)
+        self.composer.focus()
+
+    def _accept(self, *, run: bool) -> None:
+        """Take the highlighted offer; a whole command is done at once with `run`."""
+        if self._offered_for != self.composer.text:  # keys in one burst: the list has not seen the last of them
+            self._complete(self.composer.text)
+        offered = self.query_one("#completions", OptionList)
+        option = offered.highlighted_option if self.composer.completing else None
+        if option is None or option.id is None:
+            return
+        self._offer(False)
+        text = self.composer.text
+        if text.startswith("/"):
+            command = commands.BY_NAME[option.id[1:]]
+            if run and not command.needs_argument:
+                self.composer.clear()
+                self.action_do(command.name)
+            else:
+                self.composer.write(f"/{command.name}" + (" " if command.argument else ""))
+        else:
+            self.composer.write(text[: text.rindex("@") + 1] + option.id + ("" if option.id.endswith("/") else " "))
+
+    async def action_back(self) -> None:
+        if self.composer.completing:
+            self._offer(False)
+        else:
+            await super().action_back()
+
+    def _show_attached(self) -> None:
+        super()._show_attached()
+        self._count_tokens()
+
+    @work(exclusive=True, group="count")
+    async def _count_tokens(self) -> None:
+        """How many tokens the question will be, once that is worth knowing."""
+        text = self.composer.text
+        named = files.mentions(text)
+        if not named and not self._attached and len(text) < 1_000:
+            self._show_hint()
+            return
+        await asyncio.sleep(0.3)  # a later call cancels this one
+        attached = list(self._attached)
+        for path in named:
+            with contextlib.suppress(EdgeLLMError):
+                attached.append(await asyncio.to_thread(files.read_attachment, path))
+        question = Turn(0, None, Role.USER, text, attachments=tuple(attached)).message()
+        count = await self.app.backend.count((question,))
+        if count is not None:
+            self._show_hint(f"{count:,} tokens")
+
+
+def _offer(command: commands.Command) -> Content:
+    return Content.assemble(f"{command.usage:<22} ", (command.help, "$foreground-muted"))

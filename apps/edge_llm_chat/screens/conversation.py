@@ -1,0 +1,327 @@
+"""ConversationScreen: the conversation that is open, and everything that can be done with it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import OptionList, Static
+
+from edge_llm.errors import EdgeLLMError
+from edge_llm.messages import Role, TokenInfo
+from edge_llm.sampling.params import MAX_SEED, SamplingParams
+from edge_llm.text.terminal import clean_line
+from edge_llm_chat.answering import Answer
+from edge_llm_chat.backend import Ask, ModelInfo
+from edge_llm_chat.conversation import Attachment, Conversation, Facts, State, Turn, state_of
+from edge_llm_chat.widgets.composer import Composer
+from edge_llm_chat.widgets.message import MessageView, Place
+from edge_llm_chat.widgets.status import StatusLine
+from edge_llm_chat.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from edge_llm_chat.app import ChatApp
+
+ALTERNATIVES = 10
+"""tokens that are told for each place of an answer"""
+MOST_TOKENS = 2048
+"""of an answer, unless the chat says otherwise: small models sometimes repeat themselves for ever"""
+_SHORTEST_S, _LONGEST_S = 0.03, 1.0
+_SHARE = 5
+"""showing text may take one part in so many of the time"""
+
+
+class ConversationScreen(Screen[None]):
+    """Shows a `Conversation`, takes questions, and shows answers while they come."""
+
+    app: ChatApp
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Stop the answer; back to typing", id="chat.stop"),
+        Binding("ctrl+c", "copy_selection", "Copy what is selected", id="chat.copy_selection"),
+        Binding("pageup", "scroll(-1)", "Scroll up", id="chat.page_up", priority=True),
+        Binding("pagedown", "scroll(1)", "Scroll down", id="chat.page_down", priority=True),
+        Binding("shift+tab,ctrl+up", "messages", "To the messages", id="chat.messages", priority=True),
+    ]
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self.model: ModelInfo | None = None
+        self.answer: Answer | None = None
+        self._answering: MessageView | None = None
+        self._editing: int | None = None  # the question that is written anew
+        self._attached: list[Attachment] = []
+        self._waiting: list[tuple[int | None, tuple[TokenInfo, ...]]] = []
+        self._flush_set = False
+        self._cost_s = 0.0
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", markup=False)
+        yield Static(_WELCOME, id="welcome", markup=False)
+        yield Transcript()
+        yield OptionList(id="completions", markup=False)
+        yield Static(id="attached", markup=False)
+        yield Composer()
+        yield StatusLine()
+
+    # --- parts ---
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    @property
+    def status(self) -> StatusLine:
+        return self.query_one(StatusLine)
+
+    async def on_mount(self) -> None:
+        self.status.tell(model=clean_line(self.app.backend.wanted), private=self.app.start.private)
+        self.composer.focus()
+        await self.show_path()
+        self.load_model()
+
+    # --- the model ---
+
+    @work(exclusive=True, group="model", exit_on_error=False)
+    async def load_model(self) -> None:
+        """Load behind the screen; a question that was asked meanwhile is answered then."""
+        self.status.tell(state="loading", doing="loading", fraction=None)
+        try:
+            self.model = await self.app.backend.load(self._progress)
+        except EdgeLLMError as error:
+            self.status.tell(state="failed", doing=clean_line(str(error)), fraction=None)
+            self.report(error)
+            return
+        self.status.tell(
+            state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
+        )
+        self.conversation.model = self.model.name
+        if self._waiting:
+            self._start(*self._waiting.pop())
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        self.app.call_later(self._show_progress, clean_line(stage), done / total if total else None)
+
+    def _show_progress(self, stage: str, fraction: float | None) -> None:
+        if self.status.machine.state == "loading":  # the last report may arrive after the end
+            self.status.tell(doing=stage, fraction=fraction)
+
+    # --- showing ---
+
+    async def show_path(self, *, follow: bool = True) -> None:
+        """Show the turns of the path, and which versions there are."""
+        path = self.conversation.path()
+        await self.transcript.show(path, [self._place(turn) for turn in path])
+        if follow:
+            self.transcript.follow()
+        self.query_one("#welcome").display = not path
+        self.transcript.display = bool(path)
+        self._show_title()
+        self._show_facts(next((turn.facts for turn in reversed(path) if turn.role is Role.ASSISTANT), Facts()))
+
+    def _place(self, turn: Turn) -> Place:
+        siblings = self.conversation.siblings(turn.id)
+        return Place(siblings.index(turn.id) + 1, len(siblings))
+
+    def _show_title(self) -> None:
+        title = clean_line(self.conversation.title) or "New chat"
+        marks = ["pinned"] if self.conversation.pinned else []
+        marks += [f"#{clean_line(tag)}" for tag in self.conversation.tags]
+        self.query_one("#title", Static).update(
+            Content.assemble((title, "bold $foreground"), *(f"  {mark}" for mark in marks))
+        )
+
+    def _show_facts(self, facts: Facts) -> None:
+        known = facts.prompt_tokens > 0
+        self.status.tell(
+            context_used=facts.prompt_tokens + facts.completion_tokens if known else None,
+            cached=facts.cached_tokens / facts.prompt_tokens if known else None,
+            ttft_s=facts.ttft_s,
+            tokens_per_s=facts.tokens_per_s,
+            kv_bytes=self.app.backend.kv_bytes(),
+        )
+
+    def report(self, error: EdgeLLMError) -> None:
+        """Say what went wrong, and what to do about it."""
+        text = clean_line(str(error)) + (f"\n{clean_line(error.hint)}" if error.hint else "")
+        self.notify(text, severity="error", markup=False, timeout=8)
+
+    def tell(self, text: str) -> None:
+        self.notify(clean_line(text), markup=False, timeout=3)
+
+    # --- asking ---
+
+    async def ask(self, text: str) -> None:
+        """Send a question: after the last turn, or beside the one that is edited."""
+        editing, self._editing = self._editing, None
+        parent = self.conversation.end if editing is None else self.conversation.turns[editing].parent
+        turn = self.conversation.add(parent, Role.USER, text, attachments=tuple(self._attached))
+        self._attached = []
+        self._show_attached()
+        self._show_hint()
+        self._store(turn)
+        await self.show_path()
+        self._start(turn.id)
+
+    def _start(self, question: int | None, prefix: tuple[TokenInfo, ...] = ()) -> None:
+        """Answer a question; later, if the model is not there yet."""
+        self._waiting.clear()
+        if self.model is None:
+            self._waiting.append((question, prefix))
+            self.tell("The answer comes as soon as the model is loaded")
+            return
+        self._run(question, prefix)
+
+    @work(group="answer", exit_on_error=True)
+    async def _run(self, question: int | None, prefix: tuple[TokenInfo, ...]) -> None:
+        """One answer from beginning to end."""
+        from edge_llm_chat.answering import text_of
+
+        assert self.model is not None
+        begun = tuple(info.chosen for info in prefix)
+        answer = self.answer = Answer(self._changed, tokens=list(prefix), text=text_of(begun))
+        turn = self.conversation.add(question, Role.ASSISTANT, "")
+        path = self.conversation.path()[:-1]  # of an answer that is asked for again, what followed the old one goes
+        await self.transcript.show(path, [self._place(other) for other in path])
+        view = self._answering = await self.transcript.add(turn, self._place(turn), streaming=True)
+        view.wait("…")
+        self.transcript.follow()
+        self.status.tell(state="answering", speeds=())
+        try:
+            ask = Ask(tuple(self.conversation.messages(question)), self._params(turn), begun)
+        except EdgeLLMError as error:
+            answer.error = error
+        else:
+            await answer.run(self.app.backend, ask)
+        self._flush()
+        self.answer = self._answering = None
+        self.status.tell(state="ready", speeds=(), doing="", fraction=None)
+        await self._end(turn, view, answer, tuple(token.token_id for token in begun))
+
+    def _params(self, turn: Turn) -> SamplingParams:
+        """How the answer `turn` is sampled; a seed counts its siblings, or asking again would give the same once more."""
+        asked = self.model is not None and self.model.inspects
+        more = {"logprobs": True, "top_logprobs": ALTERNATIVES} if asked else {}
+        values = {"max_tokens": MOST_TOKENS, **more, **self.conversation.parameters}
+        if "seed" in values:
+            values["seed"] = (int(values["seed"]) + self._place(turn).index - 1) % (MAX_SEED + 1)
+        return SamplingParams(**values)  # type: ignore[arg-type]
+
+    async def _end(self, turn: Turn, view: MessageView, answer: Answer, begun: tuple[int, ...]) -> None:
+        """Keep the answer as far as it came; nothing is kept of one that failed before its first word."""
+        if answer.error is not None:
+            self.report(answer.error)
+            if not answer.text:
+                self.conversation.remove(turn.id)
+                await self.show_path()
+                return
+            changes: dict[str, object] = {"state": State.FAILED, "facts": Facts(note=clean_line(str(answer.error)))}
+        else:
+            assert answer.finished is not None
+            assert self.model is not None
+            finished = answer.finished
+            note = self.conversation.forgotten_note(finished, self.model.context)
+            facts = replace(Facts.of(finished, self.model.name), note=note)
+            changes = {"state": state_of(finished), "facts": facts, "tokens": tuple(answer.tokens)}
+            if self.model.tokenizer_digest:
+                changes |= {"token_ids": begun + finished.token_ids, "tokenizer_digest": self.model.tokenizer_digest}
+        turn = self.conversation.change(turn.id, content=answer.text, reasoning=answer.reasoning, **changes)
+        await view.end(turn)
+        self._store(turn)
+        self._show_facts(turn.facts)
+        view.show_place(self._place(turn))
+
+    def _store(self, turn: Turn) -> None:
+        try:
+            self.app.store.save_turn(self.conversation, turn)
+        except EdgeLLMError as error:
+            self.report(error)
+
+    # --- while an answer comes ---
+
+    def _changed(self) -> None:
+        if not self._flush_set:
+            self._flush_set = True
+            self.set_timer(min(max(_SHORTEST_S, _SHARE * self._cost_s), _LONGEST_S), self._flush)
+
+    def _flush(self) -> None:
+        """Show what has come since the last time. The longer that takes, the longer it is until the next."""
+        self._flush_set = False
+        answer, view = self.answer, self._answering
+        if answer is None or view is None:
+            return
+        started = time.perf_counter()
+        text, reasoning = answer.pending()
+        if text or reasoning:
+            view.append(text, reasoning)
+            view.refresh_text()
+        elif answer.progress is not None and not answer.text:
+            view.wait(f"reading {answer.progress.done:,} of {answer.progress.total:,} tokens")
+        rates = answer.speed.rates()
+        self.status.tell(speeds=rates, **({"tokens_per_s": rates[-1]} if rates else {}))
+        self.call_after_refresh(self._flushed, started)
+
+    def _flushed(self, started: float) -> None:
+        self._cost_s = time.perf_counter() - started
+
+    # --- keys ---
+
+    async def action_back(self) -> None:
+        if self.answer is not None:
+            self.answer.stop()
+            if self._answering is not None:
+                self._answering.wait("stopping …")
+        elif self._waiting:
+            self._waiting.clear()
+            self.tell("The question waits no more; ask again when the model is loaded")
+        elif self._editing is not None or self._attached:
+            self._editing, self._attached = None, []
+            self.composer.clear()
+            self._show_hint()
+            self._show_attached()
+        self.composer.focus()
+
+    def action_copy_selection(self) -> None:
+        text = self.get_selected_text()
+        if text:
+            self.app.copy_to_clipboard(text)
+            self.tell("Copied")
+        else:
+            self.tell("Nothing is selected. Ctrl+Q leaves, Escape stops an answer")
+
+    def action_scroll(self, direction: int) -> None:
+        if direction < 0:
+            self.transcript.scroll_page_up(animate=False)
+        else:
+            self.transcript.scroll_page_down(animate=False)
+
+    def action_messages(self) -> None:
+        views = self.transcript.views
+        if views:
+            views[-1].focus()
+
+    def on_transcript_left(self) -> None:
+        self.composer.focus()
+
+    def _show_hint(self, text: str = "") -> None:
+        """What is to be known of the question that is being written."""
+        editing = ["editing: Enter asks anew, Escape leaves it"] if self._editing is not None else []
+        self.composer.border_subtitle = " · ".join([*editing, *([text] if text else [])])
+
+    def _show_attached(self) -> None:
+        attached = self.query_one("#attached", Static)
+        attached.update(Content("  ".join(f"▤ {clean_line(item.name)}" for item in self._attached)))
+        attached.set_class(bool(self._attached), "some")
+
+
+_WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"

@@ -1,0 +1,135 @@
+"""`edge-llm batch`: a file of requests to a file of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from edge_llm.errors import ParameterError, StorageError
+from edge_llm_cli import answer
+
+if TYPE_CHECKING:
+    from edge_llm_batch.results import Results
+    from edge_llm_batch.run import BatchRun
+    from edge_llm_batch.task import Task
+
+STREAM = "-"
+
+
+def batch(
+    input_file: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one a line; - is standard input.")],
+    output_file: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="Their answers; one that exists is gone on with. - is stdout.")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
+    ] = answer.DEFAULT_MODEL,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Answer lines that name another model too, with this one.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens of an answer whose line names no limit.")
+    ] = answer.DEFAULT_MAX_TOKENS,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Answer only the I-th of N parts of the input.")] = "1/1",
+    slots: Annotated[int | None, typer.Option(help="Requests that are answered at the same time.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
+    context_policy: Annotated[
+        str | None, typer.Option(help="Past the context: error (default), or slide to go on without the oldest tokens.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Keep on disk what the model has read, for the next time: on, or off (default).")
+    ] = None,
+    private: answer.PrivateOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Answer a file of requests in OpenAI's batch format. Started again after any end, it goes on where it was.
+
+    Exit code 1 if lines were answered with an error.
+    """
+    from edge_llm_batch.endpoints import ENDPOINTS, Defaults
+    from edge_llm_batch.lines import LineId, Shard, Survey, check_done, read_lines
+    from edge_llm_batch.run import BatchRun
+    from edge_llm_batch.task import read_tasks
+
+    from edge_llm_cli.batch_report import BatchReport
+
+    part = Shard.parse(shard)
+    if max_tokens < 1:
+        raise ParameterError(f"--max-tokens must be at least 1, not {max_tokens}")
+    if as_json and str(output_file) == STREAM:
+        raise ParameterError("--json and the answers cannot both go to stdout", hint="give an output file")
+    options = answer.EngineOptions(
+        context,
+        threads,
+        kv_dtype,
+        context_policy,
+        cache=cache,
+        private=private,
+        slots=slots,
+        usual_cache="memory",
+    )
+    with (
+        _opened_input(input_file) as source,
+        _opened_output(output_file) as results,
+        answer.opened(model, options) as (engine, _),
+    ):
+        info = engine.info
+        # what answers depend on beside their lines: what was done in another job is not gone on with
+        others = [info.name, info.tokenizer_digest, info.kv_type, max_tokens, any_model, context, context_policy]
+        job = hashlib.blake2b(json.dumps(others).encode(), digest_size=32).digest()
+        known = Survey.of(read_lines(source, job), part, results.done) if source.seekable() else None
+        if known is not None:
+            source.seek(0)
+
+        def wanted(line: LineId) -> bool:
+            return not check_done(line, results.done) and part.has(line)
+
+        tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
+        report = BatchReport(results, known)
+        run = BatchRun(engine, results, Defaults(None if any_model else model, max_tokens), report.show)
+        with report.told_at_the_end(info.name, as_json=as_json):
+            asyncio.run(_answer(run, tasks))
+    if report.errors:
+        raise typer.Exit(1)
+
+
+async def _answer(run: BatchRun, tasks: Iterable[Task]) -> None:
+    """Reads the input on a thread of its own: a stream may keep it waiting, and requests run meanwhile."""
+    from edge_llm_batch.pool import TaskPool
+
+    pool = TaskPool()
+    threading.Thread(target=pool.fill, args=(tasks,), name="edge-llm batch input", daemon=True).start()
+    try:
+        await run.run(pool)
+    finally:
+        pool.close()
+
+
+@contextlib.contextmanager
+def _opened_input(path: Path) -> Iterator[BinaryIO]:
+    # another reader than sys.stdin: a thread may still wait in it when Python closes that one
+    try:
+        file = open(0 if str(path) == STREAM else path, "rb", closefd=str(path) != STREAM)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _opened_output(path: Path) -> Iterator[Results]:
+    from edge_llm_batch.results import ResultStream, open_results
+
+    with contextlib.closing(ResultStream(sys.stdout.buffer) if str(path) == STREAM else open_results(path)) as results:
+        yield results

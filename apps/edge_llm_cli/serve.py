@@ -1,0 +1,116 @@
+"""`edge-llm serve`: models behind an HTTP address, for the clients of OpenAI's API, llama-server's and Ollama's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_llm.errors import InputError
+from edge_llm_cli import answer, console
+from edge_llm_cli.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from edge_llm_server.keys import ApiKey
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", help="Name of a model, its folder, or a FILE.gguf; repeatable, the first is default."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; another than this machine's own needs keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8080,
+    uds: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Unix socket to listen on as well; default: one in the runtime folder."),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who may ask: lines of NAME KEY, readable by its owner only.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name by which clients call this server; repeatable."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A web page that may use this server; repeatable.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests of a key.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Most computed tokens of a key.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Most requests of a key at a time.")] = None,
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Unload a model that nobody asked for so long; default: never."),
+    ] = None,
+    fallback: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Answers where the wanted model cannot be loaded.")
+    ] = None,
+    grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long answers may go on after SIGTERM.")] = 10.0,
+    slots: Annotated[int | None, typer.Option(help="Conversations that are answered at the same time.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    cache: answer.CacheOption = None,
+    private: answer.PrivateOption = False,
+) -> None:
+    """Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API under /v1, Ollama's under /api."""
+    _require_server()
+    from edge_llm_server.launch import launch
+    from edge_llm_server.settings import ServerSettings
+
+    from edge_llm.config import load_config
+    from edge_llm.install.importer import resolve
+    from edge_llm.paths import server_socket
+
+    options = answer.EngineOptions(context, threads, kv_dtype, cache=cache, private=private)
+    config = load_config(
+        defaults={"prefix_cache": "disk"},
+        slots=slots,
+        context=context,
+        threads=threads,
+        kv_type=kv_dtype,
+        prefix_cache=options.prefix_cache,
+        private=private or None,
+    )
+    settings = ServerSettings(
+        models=tuple(model or [answer.DEFAULT_MODEL]),
+        host=host,
+        port=port,
+        uds=uds or server_socket(),
+        keys=_keys(keys),
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_concurrent=max_concurrent,
+        keep_alive_s=keep_alive,
+        fallback=fallback,
+        grace_s=grace,
+    )
+    with ProgressDisplay() as progress:
+        wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
+        folders = {name: resolve(name, progress) for name in wanted}
+        launch(settings, folders, config, note=console.note, progress=progress.kernels)
+
+
+def _require_server() -> None:
+    missing = [name for name in ("fastapi", "uvicorn", "pydantic") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"the server needs {', '.join(missing)}", hint='pip install "edge-llm[server]"')
+
+
+def _keys(path: Path | None) -> tuple[ApiKey, ...]:
+    """Keys of the file, else of the environment."""
+    from edge_llm_server.keys import ENVIRONMENT, keys_of_environment, read_keys
+
+    if path is not None:
+        return read_keys(path)
+    text = os.environ.pop(ENVIRONMENT, None)  # nothing that this process starts needs to know them
+    return () if text is None else keys_of_environment(text)

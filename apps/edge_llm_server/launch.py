@@ -1,0 +1,82 @@
+"""launch: from settings, model folders and an engine's config to a server that answers until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from edge_llm import machine
+from edge_llm.config import EngineConfig
+from edge_llm.engine.client import EngineClient
+from edge_llm.engine.host import EngineHost, usual_bytes
+from edge_llm.engine.process_client import ProcessClient
+from edge_llm.engine.supervisor import EngineState, Phase
+from edge_llm.errors import ParameterError
+from edge_llm_server.cards import ModelCard
+from edge_llm_server.exchange import Log
+from edge_llm_server.serving import Serving
+from edge_llm_server.settings import ServerSettings
+
+_SHARE = 0.75
+"""of the memory that is free at the start, for engines"""
+Progress = Callable[[str, int, int], None]
+
+
+def launch(
+    settings: ServerSettings,
+    folders: Mapping[str, Path],
+    config: EngineConfig,
+    *,
+    note: Callable[[str], None],
+    progress: Progress | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until the first model cannot be loaded, which raises its error.
+
+    `folders` are those of the models and the fallback of the settings; each is offered under the name in its manifest.
+    `note` is given lines for whoever started it. Raises `InputError` for an address that cannot be listened on.
+    """
+    cards = {model: ModelCard.read(folder) for model, folder in folders.items()}
+    names = {model: card.name for model, card in cards.items()}
+    if len(set(names.values())) < len(names):
+        raise ParameterError(f"two models have the same name: {', '.join(sorted(names.values()))}")
+    settings = settings.with_options(
+        models=tuple(names[model] for model in settings.models),
+        fallback=None if settings.fallback is None else names[settings.fallback],
+    )
+
+    log = Log()
+
+    def load(folder: Path) -> EngineClient:
+        return ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+
+    host = EngineHost(
+        {names[model]: folder for model, folder in folders.items()},
+        load,
+        bytes_of=lambda folder: usual_bytes(folder, config),
+        budget_bytes=_budget(),
+        keep_alive_s=math.inf if settings.keep_alive_s is None else settings.keep_alive_s,
+    )
+    known = {card.name: card for card in cards.values()}
+    serving = Serving(settings, host, known, log=log, most_requests=config.slots + config.queue_limit)
+    address = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{serving.port}"
+    note(f"listening on {address}, loading {settings.models[0]}")
+    asyncio.run(serving.run(lambda: note(f"ready: {address}/v1 (Ctrl-C stops)")))
+
+
+def _budget() -> int:
+    """Bytes that engines may take together."""
+    free = machine.available_memory()
+    return 1 << 62 if free is None else int(free * _SHARE)
+
+
+def _tell(model: str, log: Log, progress: Progress | None, state: EngineState) -> None:
+    """What an engine's process does: to the log, and while it loads to whoever started the server."""
+    if state.phase is Phase.LOADING and state.what:
+        if progress is not None:
+            progress(state.what, state.done, state.total)
+        return
+    fault = {} if state.error is None else {"fault": type(state.error).__name__}
+    log("engine", model=model, phase=str(state.phase), **fault)

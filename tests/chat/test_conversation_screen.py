@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from edge_llm_chat.conversation import State
+from textual import events
+
+from edge_llm.errors import GenerationError, ModelNotFoundError
+from edge_llm.messages import Message, PromptProgress, Role, TextDelta
+from tests.chat.conftest import app_of, chat, say, screen_of, settle, shown, texts, wait_until
+from tests.chat.fakes import DIGEST, FakeBackend, answer_of, finished
+
+
+def run(coroutine) -> None:
+    asyncio.run(coroutine)
+
+
+def test_a_question_is_answered() -> None:
+    async def body() -> None:
+        backend = FakeBackend("Hello **you**.", "Fine.")
+        async with chat(backend, (80, 24)) as pilot:
+            await say(pilot, "Hi there")
+            assert texts(pilot) == ["Hi there", "Hello **you**."]
+            assert "Hello you." in shown(pilot)
+            await say(pilot, "And?")
+        first, second = (ask.messages for ask in backend.asked)
+        assert first == (Message.user("Hi there"),)
+        # the answer goes back as its own tokens
+        answer = Message(Role.ASSISTANT, "Hello **you**.", token_ids=(0, 1), tokenizer_digest=DIGEST)
+        assert second == (Message.user("Hi there"), answer, Message.user("And?"))
+
+    run(body())
+
+
+def test_typing_and_asking_work_while_the_model_loads() -> None:
+    async def body() -> None:
+        loading = asyncio.Event()
+        backend = FakeBackend("Hello.", loading=loading)
+        async with chat(backend, (80, 24)) as pilot:
+            await pilot.press(*"Hi", "enter")
+            assert "Hi" in shown(pilot)
+            assert "loading" in shown(pilot)
+            assert not backend.asked
+            loading.set()
+            await settle(pilot)
+            assert texts(pilot) == ["Hi", "Hello."]
+
+    run(body())
+
+
+def test_a_question_that_waits_can_be_taken_back() -> None:
+    async def body() -> None:
+        loading = asyncio.Event()
+        backend = FakeBackend("Hello.", loading=loading)
+        async with chat(backend) as pilot:
+            await pilot.press(*"Hi", "enter", "escape")
+            loading.set()
+            await settle(pilot)
+            assert not backend.asked
+
+    run(body())
+
+
+def test_a_model_that_cannot_be_loaded_is_said() -> None:
+    async def body() -> None:
+        error = ModelNotFoundError("no model is called 'x'", hint="did you mean y?")
+        async with chat(FakeBackend(load=lambda progress: error), (100, 24)) as pilot:
+            await wait_until(lambda: "did you mean y?" in shown(pilot), pilot)
+            assert "no model is called 'x'" in shown(pilot)
+
+    run(body())
+
+
+def test_keys_of_the_composer() -> None:
+    async def body() -> None:
+        backend = FakeBackend()
+        async with chat(backend) as pilot:
+            await pilot.press(*"one", "shift+enter", *"two", "ctrl+j", *"three", "enter")
+            await settle(pilot)
+            assert backend.asked[0].messages[-1].content == "one\ntwo\nthree"
+            await pilot.press("enter", "space", "enter")
+            await settle(pilot)
+            assert len(backend.asked) == 1, "nothing to send"
+
+    run(body())
+
+
+def test_keys_in_one_burst_stay_in_order() -> None:
+    """A terminal may deliver a line and its Enter at once (tmux, a fast typist over a slow line)."""
+
+    async def body() -> None:
+        backend = FakeBackend()
+        async with chat(backend) as pilot:
+            await settle(pilot)
+            for key in "hello":
+                pilot.app.post_message(events.Key(key, key))
+            pilot.app.post_message(events.Key("enter", "\r"))
+            await wait_until(lambda: backend.asked, pilot)
+            assert backend.asked[0].messages[-1].content == "hello"
+
+    run(body())
+
+
+@pytest.mark.parametrize("said", [0, 3])
+def test_escape_stops_at_once_and_keeps_what_was_said(said: int) -> None:
+    """B58: during the prompt, and in the middle of the answer; a second press changes nothing."""
+
+    async def body() -> None:
+        script = [PromptProgress(32, 512), *answer_of("one two three four")[1:]]
+        backend = FakeBackend(script, held=True)
+        async with chat(backend, (80, 24)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            backend.answers[0].step(1 + said)
+            await wait_until(lambda: screen_of(pilot).answer.progress is not None, pilot)
+            await pilot.press("escape", "escape")
+            await settle(pilot)
+            assert backend.answers[0].cancelled >= 1
+            turn = screen_of(pilot).transcript.views[-1].turn
+            assert (turn.content, turn.state) == ("one two three" if said else "", State.STOPPED)
+            assert "stopped" in shown(pilot)
+            assert screen_of(pilot).composer.has_focus
+
+    run(body())
+
+
+def test_the_prompt_is_seen_being_read() -> None:
+    async def body() -> None:
+        backend = FakeBackend([PromptProgress(256, 1024), *answer_of("Yes.")], held=True)
+        async with chat(backend, (80, 24)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            backend.answers[0].step()
+            await wait_until(lambda: "reading 256 of 1,024 tokens" in shown(pilot), pilot)
+            backend.answers[0].release()
+            await settle(pilot)
+            assert "reading" not in shown(pilot)
+
+    run(body())
+
+
+def test_an_error_before_the_first_word_leaves_the_question() -> None:
+    async def body() -> None:
+        backend = FakeBackend([GenerationError("it broke", hint="mend it")], "Hello.")
+        async with chat(backend, (80, 24)) as pilot:
+            await say(pilot, "Hi")
+            assert texts(pilot) == ["Hi"]
+            assert "it broke" in shown(pilot)
+
+    run(body())
+
+
+def test_an_error_after_some_words_keeps_them() -> None:
+    async def body() -> None:
+        backend = FakeBackend([TextDelta("half an"), GenerationError("it broke")])
+        async with chat(backend, (80, 24)) as pilot:
+            await say(pilot, "Hi")
+            assert texts(pilot) == ["Hi", "half an"]
+            assert "failed · it broke" in shown(pilot)
+
+    run(body())
+
+
+def test_leaving_ends_with_code_0_also_while_an_answer_comes() -> None:
+    async def body() -> None:
+        backend = FakeBackend(held=True)
+        app = app_of(backend)
+        async with chat(app) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            await pilot.press("ctrl+q")
+        assert app.return_code == 0
+        assert backend.closed
+
+    run(body())
+
+
+def test_control_c_copies_or_hints_and_never_leaves() -> None:
+    async def body() -> None:
+        app = app_of(FakeBackend())
+        async with chat(app, (100, 24)) as pilot:
+            await settle(pilot)
+            await pilot.press("ctrl+c")
+            await wait_until(lambda: "Ctrl+Q leaves" in shown(pilot), pilot)
+            await pilot.press(*"copy me")
+            screen_of(pilot).composer.select_all()
+            await pilot.press("ctrl+c")
+            await wait_until(lambda: app.clipboard == "copy me", pilot)
+            assert app.is_running
+
+    run(body())
+
+
+def test_a_long_paste_arrives_whole() -> None:
+    """B55: 50 KB in 10,000 lines, with emoji and code, as one message."""
+    text = "".join(f"x{i} = 🗼\n" for i in range(10_000)).rstrip("\n")
+    assert len(text.encode()) > 50_000
+
+    async def body() -> None:
+        backend = FakeBackend()
+        async with chat(backend, (80, 24)) as pilot:
+            await settle(pilot)
+            pilot.app.post_message(events.Paste(text))
+            await wait_until(lambda: len(screen_of(pilot).composer.text) == len(text), pilot)
+            await pilot.press("enter")
+            await settle(pilot)
+            assert backend.asked[0].messages[-1].content == text
+            assert "9,989 more lines" in shown(pilot)
+
+    run(body())
+
+
+def test_the_reader_is_followed_only_at_the_end() -> None:
+    async def body() -> None:
+        backend = FakeBackend(answer_of([f"line {i}\n\n" for i in range(200)]), held=True)
+        async with chat(backend, (80, 24)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            transcript = screen_of(pilot).transcript
+            backend.answers[0].step(60)
+            await wait_until(lambda: "line 58" in shown(pilot), pilot)
+            await pilot.press("pageup")
+            await pilot.pause()
+            at = transcript.scroll_y
+            backend.answers[0].step(60)
+            await wait_until(lambda: transcript.max_scroll_y > at + 100, pilot)
+            assert transcript.scroll_y == at
+            await pilot.press("pagedown")
+            while transcript.scroll_y < transcript.max_scroll_y:
+                await pilot.press("pagedown")
+            backend.answers[0].release()
+            await settle(pilot)
+            assert "line 199" in shown(pilot)
+
+    run(body())
+
+
+def test_a_window_that_changes_while_an_answer_comes() -> None:
+    async def body() -> None:
+        backend = FakeBackend(answer_of(["word " * 30] * 40), held=True)
+        async with chat(backend, (100, 30)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            for size in ((40, 12), (120, 40), (20, 8), (80, 24)):
+                backend.answers[0].step(8)
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+                assert all(len(line) <= size[0] for line in shown(pilot).splitlines())
+            backend.answers[0].release()
+            await settle(pilot)
+            assert texts(pilot)[-1] == "word " * 30 * 40
+            assert screen_of(pilot).transcript.following
+
+    run(body())
+
+
+def test_the_status_line_tells_the_turn() -> None:
+    async def body() -> None:
+        async with chat(FakeBackend(), (100, 24)) as pilot:
+            await say(pilot, "Hi")
+            (line,) = [line for line in shown(pilot).splitlines() if "fake-1b" in line]
+            for part in ("ctx 1% of 8.2k", "kv 4.8 MB", "hit 75%", "ttft 41 ms", "96 tok/s"):
+                assert part in line
+
+    run(body())
+
+
+def test_turns_that_fell_out_are_named() -> None:
+    async def body() -> None:
+        script = [TextDelta("Yes."), finished(forgotten=(0, 1), forgotten_tokens=70)]
+        async with chat(FakeBackend("One.", script), (80, 24)) as pilot:
+            await say(pilot, "first")
+            await say(pilot, "second")
+            assert "the model no longer sees turn 1 of 2" in shown(pilot)
+
+    run(body())
