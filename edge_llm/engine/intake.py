@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from edge_llm import machine
-from edge_llm.engine.reader import ChoiceReader, EmbeddingReader, Reader
+from edge_llm.engine.reader import MAX_CHOICE_TOKENS, ChoiceReader, EmbeddingReader, Reader
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
@@ -27,9 +27,6 @@ from edge_llm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from edge_llm.sampling.grammar_compiler import GrammarCompiler, Matcher
     from edge_llm.text.chat_template import ChatTemplate
-
-
-MAX_CHOICE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
