@@ -9,7 +9,14 @@ from edge_llm.engine.request import Request
 from edge_llm.engine.tooling import Tooling, forces_calls
 from edge_llm.errors import ParameterError
 from edge_llm.model.manifest import ModelManifest
-from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder, TriggeredDecoder, mask_without
+from edge_llm.sampling.decoders import (
+    Decoder,
+    FreeDecoder,
+    GrammarDecoder,
+    SampledDecoder,
+    TriggeredDecoder,
+    mask_without,
+)
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
 from edge_llm.sampling.speculation import SpeculativeDecoder
@@ -37,14 +44,21 @@ class Decoding:
         """The decoder of a request whose prompt has the tokens `ids`. Raises `ParameterError` for an unusable grammar."""
         sampler = self._sampler.sequence(params, ids, self._tokenizer.token_bytes)
         matcher, trigger = self._matcher(request), self._tooling.trigger(request, prompt)
-        if matcher is None:
-            return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
-        if trigger is None:
+        if matcher is not None and trigger is None:
             return GrammarDecoder(sampler, matcher)
-        until = None if trigger.in_grammar else mask_without(self._manifest.tokens.eos, self._manifest.dimensions.vocab)
-        tokenizer = self._tokenizer
+        free: FreeDecoder = SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+        if matcher is None or trigger is None:
+            return free
+        if not trigger.in_grammar:  # what was asked for follows the reasoning: no end may come before
+            free = SampledDecoder(sampler, mask_without(self._manifest.tokens.eos, self._manifest.dimensions.vocab))
         return TriggeredDecoder(
-            sampler, matcher, trigger, token_bytes=tokenizer.token_bytes, encode=tokenizer.encode_raw, before=until
+            sampler,
+            free,
+            matcher,
+            trigger,
+            token_bytes=self._tokenizer.token_bytes,
+            encode=self._tokenizer.encode_raw,
+            once=not trigger.in_grammar,
         )
 
     def _matcher(self, request: Request) -> Matcher | None:

@@ -36,7 +36,7 @@ WEATHER = Tool("weather", "The sky.", '{"type": "object", "properties": {"city":
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def intake(template: str = THINKING, **changes: Any) -> Intake:
+def intake(template: str = THINKING, *, speculates: bool = False, **changes: Any) -> Intake:
     return Intake(
         manifest(**changes),
         tokenizer(),
@@ -44,6 +44,7 @@ def intake(template: str = THINKING, **changes: Any) -> Intake:
         sampler=FakeSampler(),  # type: ignore[arg-type]
         window=ContextWindow(4096),
         policy="error",
+        speculates=speculates,
     )
 
 
