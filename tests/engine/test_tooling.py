@@ -116,6 +116,20 @@ def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
     core.close()
 
 
+def test_a_marker_that_is_a_special_token_is_seen_where_it_is_looked_for() -> None:
+    """Special tokens are silent else."""
+    special, body = 0, byte_ids('[{"name": "weather"}]')
+    spec = {"begin": "<|endoftext|>", "end": ""}
+    for tools, calls, text in (((Tool("weather"),), 1, ""), ((), 0, 'Hm[{"name": "weather"}]')):
+        core = with_manifest(
+            make_core(says([*byte_ids("Hm") * (not tools), special, *body]), context=2048), tool_calls=spec, eos=(END,)
+        )
+        events = answer(core, ask(tools=tools))
+        assert len(events[-1].tool_calls) == calls  # type: ignore[union-attr]
+        assert text_of(events) == text
+        core.close()
+
+
 def test_an_answer_may_hold_one_call_only() -> None:
     calls = "".join(CALL.replace("Paris", city) for city in ("Paris", "Tunis", "Florence"))
     core = make_core(follows(calls), context=2048)
