@@ -31,6 +31,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
+    "kv_budget_bytes": (1, 1 << 50),
 }
 CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +41,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "prefix_cache": ("off", "memory", "disk"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
-_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests"})
+_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes"})
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class EngineConfig:
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
     """prompt tokens that may wait for a slot before new requests are refused"""
+    kv_budget_bytes: int | None = None
+    """bytes of keys and values, of running and ended conversations; a request waits until its longest answer fits. None: half
+    of the memory that is free, and one conversation that fills the context"""
     context_policy: str = "error"
     """what happens to a conversation that does not fit into the context, unless its request says otherwise: `error`
     refuses a prompt, naming both numbers, and ends an answer; `slide` goes on without the oldest tokens but the first"""

@@ -26,6 +26,9 @@ from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.session import Session
 from edge_llm.sampling.sampler import Sampler
 
+_PARKED = 4
+"""slots for conversations that do not run: parked ones, and ended ones until somebody goes on with them"""
+
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
 
@@ -40,6 +43,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     geometry = cache_geometry(manifest)
     kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
     context = _context(config, manifest, geometry.row_bytes(kv_type))
+    free = machine.available_memory()
     kernels = load_kernels(progress)
     window = ContextWindow(context)
     intake = Intake.open(
@@ -52,7 +56,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     )
     cache = KVCache(
         geometry,
-        slots=config.slots,
+        slots=config.slots + _PARKED,
         context=context,
         kv_type=kv_type,
         max_chunk=config.max_chunk,
@@ -67,7 +71,8 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
         threads=min(config.threads or default_threads(), len(machine.usable_cpus())),
     )
     store = _prefix_store(manifest, cache, intake.tokenizer.digest, config) if config.stores_prefixes else None
-    return EngineCore(session=session, cache=cache, intake=intake, config=config, store=store)
+    budget = _kv_budget(config, free, cache)
+    return EngineCore(session=session, cache=cache, intake=intake, config=config, store=store, kv_budget=budget)
 
 
 def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
@@ -101,3 +106,16 @@ def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> i
             hint=f"ask for at most {trained}",
         )
     return config.context
+
+
+def _kv_budget(config: EngineConfig, free: int | None, cache: KVCache) -> int | None:
+    """Bytes that the cache may hold, `free` ones of memory being there before it; at least one whole conversation's."""
+    whole, budget = cache.bytes_of(cache.limit), config.kv_budget_bytes
+    if budget is None:
+        return None if free is None else max(whole, free // 2)
+    if budget < whole:
+        raise ParameterError(
+            f"kv_budget_bytes is {budget}, but a conversation that fills the context of {cache.context} tokens takes {whole}",
+            hint="raise it, or lower the context",
+        )
+    return budget
