@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import new_id
+from edge_llm_server.translate import parameter_of
 
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, QueueFullError
@@ -40,8 +41,8 @@ class Tally:
         self.answered += 1
         usage = response["body"]["usage"]
         self.prompt_tokens += usage["prompt_tokens"]
-        self.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
-        self.completion_tokens += usage["completion_tokens"]
+        self.cached_tokens += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        self.completion_tokens += usage.get("completion_tokens", 0)  # of embeddings there are none
 
 
 class BatchRun:
@@ -89,7 +90,7 @@ class BatchRun:
         except EngineStoppedError:
             raise
         except EdgeLLMError as error:
-            raise ApiError.of(error, wanted.param) from None
+            raise ApiError.of(error, parameter_of(error) or wanted.param) from None
 
     async def _answer(self, request: Request) -> Answer:
         answer = Answer()

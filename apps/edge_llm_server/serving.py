@@ -56,14 +56,15 @@ class Serving:
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
         self._loop = asyncio.get_running_loop()
-        app, limits = create_app(Service(self.settings, self.engines, self._cards)), Limits(self.settings)
+        service, limits = Service(self.settings, self.engines, self._cards), Limits(self.settings)
+        app = create_app(service)
         doors = [Door(self.settings.allowed_hosts(self.port), trusted=False)]
         if self.settings.uds is not None and (listener := unix_socket(self.settings.uds)) is not None:
             self._listeners.append(listener)
             doors.append(Door(doors[0].hosts | frozenset(LOOPBACK_NAMES), trusted=True))
         for door in doors:
             config = uvicorn.Config(
-                Guard(app, self.settings, door, limits, self.log),
+                Guard(app, self.settings, door, limits, self.log, service.counts),
                 http=protocol_class(self.settings),
                 loop="asyncio",
                 ws="none",

@@ -19,11 +19,10 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EngineStoppedError, GenerationError, QueueFullError
 from edge_llm.messages import Finished, FinishReason, TextDelta, Timings, Usage
 from tests.batch.rig import (
-    CHAT,
-    COMPLETION,
     Kept,
     chat,
     completion,
+    embeddings,
     engine_of,
     results_of,
     run_batch,
@@ -51,6 +50,12 @@ BODIES = [
     completion("p", "word " * 500),
     completion("q", "word " * 500, truncation="auto"),
     chat("r", regex="yes|no"),
+    chat("s", choices=["yes", "no"]),
+    embeddings("t"),
+    embeddings("u", ["one", "two"], encoding_format="base64"),
+    embeddings("v", [[104, 105], [106]], pooling="last"),
+    embeddings("w", ""),
+    embeddings("y", "word " * 500),
 ]
 VOLATILE = ("id", "created", "timings", "seed", "prompt_tokens_details")
 
@@ -92,6 +97,13 @@ def test_a_prompt_that_is_too_long_says_both_numbers() -> None:
     error = result["response"]["body"]["error"]
     assert (error["type"], error["n_ctx"]) == ("exceed_context_size_error", 256)
     assert error["n_prompt_tokens"] > 2000
+
+
+def test_vectors_of_another_size_are_refused() -> None:
+    small, right = results_of(make_core(), [embeddings("a", dimensions=3), embeddings("b", dimensions=32)])
+    assert small["response"]["body"]["error"]["param"] == "dimensions"
+    vector = right["response"]["body"]["data"][0]["embedding"]
+    assert sum(x * x for x in vector) == pytest.approx(1)
 
 
 def test_faults_of_lines_are_lines() -> None:
@@ -253,11 +265,10 @@ def test_company_changes_no_answer() -> None:
             assert settled(one["response"]["body"]) == settled(alone["response"]["body"])
 
 
-def test_urls_of_the_two_kinds_may_mix() -> None:
-    results = results_of(make_core(says("Paris")), [chat("a"), completion("b"), chat("c")])
+def test_urls_of_all_kinds_may_mix() -> None:
+    results = results_of(make_core(says("Paris")), [chat("a"), completion("b"), embeddings("c"), chat("d")])
     kinds = [result["response"]["body"]["object"] for result in results]
-    assert kinds == ["chat.completion", "text_completion", "chat.completion"]
-    assert {CHAT, COMPLETION} == {chat("a")["url"], completion("b")["url"]}
+    assert kinds == ["chat.completion", "text_completion", "list", "chat.completion"]
 
 
 class Watched:

@@ -206,12 +206,14 @@ def test_a_bar_says_how_fast_and_how_long(monkeypatch: pytest.MonkeyPatch) -> No
 
     said: list[tuple[object, ...]] = []
     now = 100.0
-    report = BatchReport(Kept(), Survey(30, 10), clock=lambda: now)
+    report = BatchReport(Kept(), clock=lambda: now)
+    report.begin(Survey(30, 10), "fake")
     monkeypatch.setattr(report, "_display", lambda *told: said.append(told))
     now = 110.0
     report.show(Tally(answered=4, errors=1, completion_tokens=500))
     assert said.pop() == ("answering", 15, 30, "15 of 30, 50 tokens/s, 0:30 left")
-    unknown = BatchReport(Kept(), None, clock=lambda: now)
+    unknown = BatchReport(Kept(), clock=lambda: now)
+    unknown.begin(None, "fake")
     monkeypatch.setattr(unknown, "_display", lambda *told: said.append(told))
     now = 111.0
     unknown.show(Tally(answered=4, completion_tokens=30))

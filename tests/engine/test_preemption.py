@@ -124,24 +124,8 @@ def test_being_parked_again_and_again_has_an_end() -> None:
         assert list(slow.finished.token_ids) == answer(40, max_tokens=20)
 
 
-def test_readers_are_not_parked() -> None:
-    """They are soon done, and cannot go on from rows that others have left."""
-    ids = tuple(range(3, 43))
-    core = make_core(slots=1, max_rows=16)
-    events: list[object] = []
-    slow = core.prepare(Request(token_ids=ids, choices=("yes", "no", "none"), priority="batch"), events.append)
-    core.enqueue(slow)
-    steps(core, 1)
-    chat = ask(core, 7, max_tokens=2, **CHAT)
-    run(core)
-    assert slow.preemptions == 0
-    assert isinstance(events[-1], Finished)
-    assert chat.finished.reason is FinishReason.LENGTH
-
-
 def test_labels_have_room_of_their_own_in_the_budget() -> None:
-    core = make_core(slots=2, context=256)
-    tile = core.cache.bytes_of(1)
+    tile = make_core(context=256).cache.bytes_of(1)
     core = make_core(slots=2, context=256, kv_budget=3 * tile)
     params = SamplingParams(temperature=0.0, max_tokens=1)
     asked = [
@@ -390,6 +374,38 @@ def test_real_answers_are_the_same_however_often_they_are_parked(
             deltas = [event for event in events if isinstance(event, TextDelta)]
             told.append((last.token_ids, last.reason, [token for delta in deltas for token in delta.tokens]))
         core.close()
+        return told
+
+    assert answers(disturb=True) == answers(disturb=False)
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize("often", [1, 2, 3])
+def test_labels_and_vectors_are_the_same_however_often_they_are_parked(spare: int, often: int) -> None:
+    """Between the tokens of a label too, where others have just left the rows of all labels."""
+    ids = tuple(range(3, 43))
+    asked = [
+        Request(token_ids=ids, choices=("yes", "no", "none", "nobody at all"), priority="batch"),
+        Request(token_ids=ids, embedding="mean", priority="batch"),
+    ]
+
+    def answers(disturb: bool) -> list[object]:
+        told: list[object] = []
+        for request in asked:
+            core = make_core(slots=1, spare=spare, max_rows=16)
+            events: list[object] = []
+            slow = core.prepare(request, events.append)
+            core.enqueue(slow)
+            for step in range(200):
+                core.step()
+                core.check_integrity()
+                if disturb and step % often == 0 and slow.slot is not None and slow.preemptions < 9:
+                    other = Request(token_ids=ids, choices=("yes", "none", "nobody"), priority="interactive")
+                    core.enqueue(core.prepare(other, lambda event: None))
+            last = events[-1]
+            assert isinstance(last, Finished)
+            assert slow.preemptions >= (1 if disturb else 0)
+            told.append((last.choices, last.embedding))
         return told
 
     assert answers(disturb=True) == answers(disturb=False)

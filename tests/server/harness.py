@@ -34,6 +34,7 @@ def card(name: str) -> ModelCard:
         context=4096,
         embedding=64,
         chats=True,
+        thinks=True,
         modified=1.8e9,
     )
 
