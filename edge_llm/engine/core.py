@@ -204,8 +204,8 @@ class EngineCore:
         ahead: list[int] = []
         for sequence in self._scheduler.reading():
             assert sequence.slot is not None
-            if sequence.reader is not None and len(sequence.ids) > sequence.prompt_tokens:
-                continue  # it wants the logits of each of these rows
+            if not sequence.shares_rows:
+                continue
             if self._prefixes.awaits(sequence.slot, ahead):
                 waiting.add(sequence)
                 continue
@@ -218,6 +218,9 @@ class EngineCore:
     def _park(self, sequence: Sequence) -> None:
         """Take somebody's slot; its rows stay with those of ended conversations for as long as there is room."""
         assert sequence.slot is not None
+        if not sequence.shares_rows:  # it goes on from its prompt, lest it finds rows that it has not seen
+            rows = self._prefixes.rewind(sequence.slot, sequence.prompt_tokens)
+            sequence.read_next(sequence.ids[: sequence.prompt_tokens], rows)
         self._prefixes.release(sequence.slot, keep=True)
         self._scheduler.park(sequence)
         self._recorder.metrics.num_preemptions.add()

@@ -130,8 +130,7 @@ class Scheduler:
         first, victims = self._first_waiting, list[Sequence]()
         if first is None or self._fits(first):
             return []
-        answered = (sequence for sequence in self._running if sequence.reader is None)  # readers are soon done
-        for sequence in sorted(answered, key=lambda running: running.urgency, reverse=True):
+        for sequence in sorted(self._running, key=lambda running: running.urgency, reverse=True):
             if sequence.rank > first.rank and sequence.urgency_if_parked > first.urgency:
                 victims.append(sequence)
                 if self._fits(first, without=victims):
@@ -159,7 +158,7 @@ class Scheduler:
 
     def reserved_bytes(self, *sequences: Sequence) -> int:
         """Bytes of keys and values that these may come to hold."""
-        return sum(self._capacity.kv_bytes_of(one.prompt_tokens + one.max_tokens) for one in sequences)
+        return sum(self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
 
     @property
     def running(self) -> tuple[Sequence, ...]:

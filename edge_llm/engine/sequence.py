@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from edge_llm.engine.reader import Reader
+from edge_llm.engine.reader import MAX_CHOICE_TOKENS, Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.window import ContextWindow
@@ -134,7 +134,18 @@ class Sequence:
             return Phase.ENDED
         if self.slot is None:
             return Phase.QUEUED
-        return Phase.PREFILL if self.committed < self.to_read else Phase.DECODE
+        given = self.reader is not None or self.committed < self.to_read
+        return Phase.PREFILL if given else Phase.DECODE
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that it may come to have."""
+        return self.prompt_tokens + (self.max_tokens if self.reader is None else MAX_CHOICE_TOKENS)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether it may skip rows that others have. A reader needs what follows its prompt."""
+        return self.reader is None or len(self.ids) == self.prompt_tokens
 
     @property
     def urgency(self) -> float:
@@ -176,7 +187,7 @@ class Sequence:
     def read_next(self, ids: list[int], rows: int) -> None:
         """Other tokens are to be read now; the slot holds the first `rows` rows."""
         self.ids[:] = ids
-        self.committed, self.to_read = rows, len(ids)
+        self.committed = rows
 
     def park(self) -> None:
         """Wait again, for a slot of somebody more urgent. Nothing is lost but the slot: the decoder goes on where it is."""

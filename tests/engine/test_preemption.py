@@ -360,3 +360,35 @@ def test_real_answers_are_the_same_however_often_they_are_parked(
         return told
 
     assert answers(disturb=True) == answers(disturb=False)
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize("often", [1, 2, 3])
+def test_labels_and_vectors_are_the_same_however_often_they_are_parked(spare: int, often: int) -> None:
+    """Between the tokens of a label too, where others have just left the rows of all labels."""
+    ids = tuple(range(3, 43))
+    asked = [
+        Request(token_ids=ids, choices=("yes", "no", "none", "nobody at all"), priority="batch"),
+        Request(token_ids=ids, embedding="mean", priority="batch"),
+    ]
+
+    def answers(disturb: bool) -> list[object]:
+        told: list[object] = []
+        for request in asked:
+            core = make_core(slots=1, spare=spare, max_rows=16)
+            events: list[object] = []
+            slow = core.prepare(request, events.append)
+            core.enqueue(slow)
+            for step in range(200):
+                core.step()
+                core.check_integrity()
+                if disturb and step % often == 0 and slow.slot is not None and slow.preemptions < 9:
+                    other = Request(token_ids=ids, choices=("yes", "none", "nobody"), priority="interactive")
+                    core.enqueue(core.prepare(other, lambda event: None))
+            last = events[-1]
+            assert isinstance(last, Finished)
+            assert slow.preemptions >= (1 if disturb else 0)
+            told.append((last.choices, last.embedding))
+        return told
+
+    assert answers(disturb=True) == answers(disturb=False)
