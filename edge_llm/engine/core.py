@@ -58,13 +58,17 @@ class EngineCore:
         intake: Intake,
         config: EngineConfig,
         store: BlockStore | None = None,
+        layout: str = "ring",
+        provider: str = "cpu",
+        notice: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`store` keeps prefixes for longer than the engine."""
+        """`store` keeps prefixes for longer than the engine; `layout`, `provider` and `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
         self._prefixes = PrefixCache(cache, store)
         self._shares_prefixes = config.prefix_cache != "off"
+        self._layout, self._provider, self._notice = layout, provider, notice
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
@@ -88,10 +92,12 @@ class EngineCore:
             vocab=manifest.dimensions.vocab,
             chats=self.intake.template is not None,
             tokenizer_digest=self.intake.tokenizer.digest,
-            layout=manifest.layout,
+            layout=self._layout,
             kv_type=self.cache.kv_type.name.lower(),
             parameters=manifest.parameters,
             weights_bytes=manifest.weight_bytes,
+            provider=self._provider,
+            notice=self._notice,
         )
 
     @property
