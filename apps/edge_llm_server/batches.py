@@ -33,6 +33,7 @@ MAX_OPEN = 32
 """batches of a key that are not done"""
 MAX_ENDED = 256
 """of a key, that are remembered"""
+_PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
 _ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -157,7 +158,7 @@ class Batches:
             if self._stop_running is not None:
                 self._stop_running()
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(_PATIENCE_S)  # it may be waiting for a model to load
         self._lock_file.close()
 
     # --- the thread ---

@@ -14,7 +14,6 @@ from typing import Any
 import uvicorn
 
 from edge_llm.engine.host import EngineHost
-from edge_llm.errors import EdgeLLMError
 from edge_llm_server.app import create_app
 from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
@@ -54,7 +53,7 @@ class Serving:
         self.port: int = self._listeners[0].getsockname()[1]
         self._servers: list[_Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._failure: EdgeLLMError | None = None
+        self._failure: Exception | None = None
 
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
@@ -100,7 +99,7 @@ class Serving:
     async def _load(self, on_ready: Callable[[], None] | None) -> None:
         try:
             await self.engines.start()
-        except EdgeLLMError as error:
+        except Exception as error:
             self._failure = error
             self._stop()
             return
