@@ -81,7 +81,7 @@ class Serving:
             )
             self._servers.append(_Server(config))
         loading = asyncio.create_task(self._load(on_ready))
-        with self._signals(), _uvicorn_logs(self.log):
+        with self._signals(), _libraries_log(self.log):
             self.log("listening", port=self.port, uds=len(doors) > 1)
             serving = zip(self._servers, self._listeners, strict=True)
             await asyncio.gather(*(server.serve([listener]) for server, listener in serving))
@@ -152,19 +152,21 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _uvicorn_logs(log: Log) -> Iterator[None]:
-    """What uvicorn has to say goes into our log; of errors only the kind, since they may hold what somebody wrote."""
+def _libraries_log(log: Log) -> Iterator[None]:
+    """What uvicorn and asyncio have to say goes into our log; of errors only the kind: they may hold what somebody wrote."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             kind: Any = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
             log("connection", message=str(record.msg).strip()[:100], **({"fault": kind} if kind else {}))
 
-    logger, handler = logging.getLogger("uvicorn.error"), Handler(logging.WARNING)
-    propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    handlers = {"uvicorn.error": Handler(logging.WARNING), "asyncio": Handler(logging.ERROR)}
+    for name, handler in handlers.items():
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates
+        for name, handler in handlers.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).propagate = True
