@@ -148,7 +148,7 @@ class Bench:
         with ThreadPoolExecutor(2 * capacity) as pool:
             results = [result for result in pool.map(press, range(len(requests))) if result is not None]
         seconds = time.perf_counter() - began
-        refusals.sort()
+        refusals = sorted(refusals) or [0.0]  # a slow caller is never refused
         return Overload(
             offered=len(requests),
             accepted=len(results),
