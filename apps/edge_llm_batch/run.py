@@ -75,11 +75,14 @@ class BatchRun:
         if task.fault is not None:
             error = {"code": task.fault.code, "message": task.fault.message, "line": task.line.number}
             return {**result, "error": error}
-        status, body = 200, {}
         try:
-            body = await self._reply(task)
-        except ApiError as fault:
-            status, body = fault.status, fault.body
+            status, body = 200, await self._reply(task)
+        except ApiError as error:
+            status, body = error.status, error.body
+        except EngineStoppedError:
+            raise
+        except Exception as error:  # a fault of ours: one line must not stop the others, now and at each new start
+            status, body = 500, ApiError(500, f"the request failed: {type(error).__name__}").body
         return {**result, "response": {"status_code": status, "request_id": new_id("req_"), "body": body}}
 
     async def _reply(self, task: Task) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge_llm.errors import EdgeLLMError
-from edge_llm.messages import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, TokenLogprob
+from edge_llm.messages import (
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    TokenInfo,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from edge_llm_chat.backend import Answering, Ask, ChatBackend
 
 BUCKET_S = 0.25
@@ -52,6 +61,8 @@ class Answer:
     progress: PromptProgress | None = None
     finished: Finished | None = None
     error: EdgeLLMError | None = None
+    calling: str = ""
+    """the tool whose call is being written"""
     stopping: bool = False
     speed: Speed = field(default_factory=Speed)
     _source: Answering | None = None
@@ -97,10 +108,11 @@ class Answer:
             case ReasoningDelta(text=text):
                 self.reasoning += text
                 self.speed.count(1)
+            case ToolCallDelta(name=name):
+                self.calling = name or self.calling
+                self.speed.count(1)
             case Finished():
                 self.finished = event
-            case _:
-                pass
 
 
 class _Joined:

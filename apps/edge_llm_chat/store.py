@@ -17,7 +17,7 @@ from typing import Any
 
 from edge_llm import paths
 from edge_llm.errors import StorageError
-from edge_llm.messages import Role
+from edge_llm.messages import Role, ToolCall
 from edge_llm_chat.conversation import Attachment, Conversation, Facts, State, Turn
 from edge_llm_chat.migrations import MIGRATIONS
 
@@ -338,6 +338,10 @@ def _details(turn: Turn) -> str:
         kept["reasoning"] = turn.reasoning
     if turn.attachments:
         kept["attachments"] = [[item.name, item.text] for item in turn.attachments]
+    if turn.tool_calls:
+        kept["tool_calls"] = [[call.id, call.name, call.arguments] for call in turn.tool_calls]
+    if turn.tool_call_id is not None:
+        kept["tool_call_id"], kept["tool_name"] = turn.tool_call_id, turn.tool_name
     if turn.token_ids is not None:
         kept["token_ids"], kept["tokenizer_digest"] = list(turn.token_ids), turn.tokenizer_digest
     return json.dumps(kept)
@@ -353,6 +357,9 @@ def _read_details(text: str) -> dict[str, Any]:
         "attachments": tuple(Attachment(*item) for item in kept.get("attachments", ())),
         "token_ids": None if ids is None else tuple(ids),
         "tokenizer_digest": kept.get("tokenizer_digest"),
+        "tool_calls": tuple(ToolCall(*call) for call in kept.get("tool_calls", ())),
+        "tool_call_id": kept.get("tool_call_id"),
+        "tool_name": kept.get("tool_name"),
     }
 
 

@@ -88,9 +88,11 @@ def batch(
             # what answers depend on beside their lines: what was done in another job is not gone on with
             others = [info.name, info.tokenizer_digest, info.kv_type, max_tokens, any_model, context, context_policy]
             job = hashlib.blake2b(json.dumps(others).encode(), digest_size=32).digest()
-            known = Survey.of(read_lines(source, job), part, results.done) if source.seekable() else None
-            if known is not None:
-                source.seek(0)
+            known = None
+            if source.seekable():
+                start = source.tell()
+                known = Survey.of(read_lines(source, job), part, results.done)
+                source.seek(start)
 
             def wanted(line: LineId) -> bool:
                 return not check_done(line, results.done) and part.has(line)
@@ -117,9 +119,12 @@ async def _answer(run: BatchRun, tasks: Iterable[Task]) -> None:
 
 @contextlib.contextmanager
 def _opened_input(path: Path) -> Iterator[BinaryIO]:
-    # another reader than sys.stdin: a thread may still wait in it when Python closes that one
+    if str(path) == STREAM:
+        # not sys.stdin, and never closed: a thread may still wait in it, and whoever closes it would wait for that
+        yield open(0, "rb", closefd=False)  # noqa: SIM115 - as said
+        return
     try:
-        file = open(0 if str(path) == STREAM else path, "rb", closefd=str(path) != STREAM)  # noqa: SIM115 - closed below
+        file = path.open("rb")
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
     with file:

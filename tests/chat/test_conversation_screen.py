@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from edge_llm_chat.conversation import State
+from edge_llm_chat.store import Store
 from textual import events
 
 from edge_llm.errors import GenerationError, ModelNotFoundError
@@ -280,3 +281,22 @@ def test_turns_that_fell_out_are_named() -> None:
             assert "the model no longer sees turn 1 of 2" in shown(pilot)
 
     run(body())
+
+
+def test_an_answer_that_is_cut_by_leaving_is_kept() -> None:
+    store = Store(None)
+
+    async def body() -> None:
+        backend = FakeBackend(answer_of("one two three"), held=True)
+        async with chat(app_of(backend, store)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            backend.answers[0].step(3)
+            await wait_until(lambda: screen_of(pilot).answer.text, pilot)
+            await pilot.pause()
+            await pilot.press("ctrl+q")
+
+    run(body())
+    turn = store.load(store.last()).path()[-1]
+    assert (turn.content, turn.state) == ("one two", State.STOPPED)

@@ -76,7 +76,7 @@ class ChatScreen(ConversationScreen):
         return next((turn for turn in reversed(self.conversation.path()) if turn.role is role), None)
 
     def _busy(self) -> bool:
-        if self.answer is not None or self._waiting:
+        if self.busy or self._waiting:
             self.tell(_BUSY)
             return True
         return False
@@ -94,6 +94,10 @@ class ChatScreen(ConversationScreen):
         self._editing, self._attached = None, []
         if self.model is not None:
             conversation.model = self.model.name
+        try:
+            self.belt.forget()
+        except EdgeLLMError as error:  # a folder that is not there any more
+            self.report(error)
         self._show_hint()
         await self.show_path()
         self.composer.focus()
@@ -236,6 +240,16 @@ class ChatScreen(ConversationScreen):
             self.conversation.parameters = values
             self._save()
 
+    def do_tools(self, argument: str) -> None:
+        try:
+            if argument:
+                self.belt.take([] if argument == "off" else argument.split())
+        except EdgeLLMError as error:
+            self.report(error)
+            return
+        have = ", ".join(self.belt.names) or "none"
+        self.tell(f"Tools of this chat: {have}. There are time, calculator, read:FOLDER, or off")
+
     @work
     async def do_model(self, argument: str) -> None:
         if self._busy():
@@ -340,7 +354,7 @@ class ChatScreen(ConversationScreen):
                 )
                 self._edit(question)
             case "regenerate":
-                self._start(turn.id if turn.role is Role.USER else turn.parent)
+                self._start(turn.parent if turn.role is Role.ASSISTANT else turn.id)
             case "inspect" if turn.role is Role.ASSISTANT:
                 self._inspect(turn)
             case "previous" | "next":
