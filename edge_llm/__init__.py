@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         KernelError,
         ModelFormatError,
         ModelNotFoundError,
+        OutdatedModelError,
         ParameterError,
         QueueFullError,
         RuntimeFailure,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from edge_llm.metrics import HistogramSnapshot, Statistics
     from edge_llm.sampling.grammar import Grammar
     from edge_llm.sampling.params import SamplingParams
+    from edge_llm.toolbox.approval import Approval, Decision, Permission
+    from edge_llm.toolbox.runner import LocalTool, ToolRunner
 
 __version__ = "0.1.0"
 
@@ -77,6 +80,7 @@ _HOMES = {
         "KernelError",
         "ModelFormatError",
         "ModelNotFoundError",
+        "OutdatedModelError",
         "ParameterError",
         "QueueFullError",
         "RuntimeFailure",
@@ -106,12 +110,16 @@ _HOMES = {
     "edge_llm.metrics": ("HistogramSnapshot", "Statistics"),
     "edge_llm.sampling.grammar": ("Grammar",),
     "edge_llm.sampling.params": ("SamplingParams",),
+    "edge_llm.toolbox.approval": ("Approval", "Decision", "Permission"),
+    "edge_llm.toolbox.runner": ("LocalTool", "ToolRunner"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Approval",
     "Choice",
     "ContextLengthError",
+    "Decision",
     "DownloadError",
     "EdgeLLMError",
     "Engine",
@@ -127,10 +135,13 @@ __all__ = [
     "InputError",
     "IntegrityError",
     "KernelError",
+    "LocalTool",
     "Message",
     "ModelFormatError",
     "ModelNotFoundError",
+    "OutdatedModelError",
     "ParameterError",
+    "Permission",
     "PromptProgress",
     "QueueFullError",
     "ReasoningDelta",
@@ -149,6 +160,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolRunner",
     "UnsupportedModelError",
     "Usage",
     "__version__",

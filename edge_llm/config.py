@@ -31,6 +31,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
+    "kv_budget_bytes": (1, 1 << 50),
 }
 CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -38,9 +39,11 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "context_policy": CONTEXT_POLICIES,
     "speculation": ("off", "lookup"),
     "prefix_cache": ("off", "memory", "disk"),
+    "provider": ("auto", "cpu", "openvino"),
+    "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
-_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests"})
+_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes"})
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class EngineConfig:
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
     """prompt tokens that may wait for a slot before new requests are refused"""
+    kv_budget_bytes: int | None = None
+    """bytes of keys and values, of running and ended conversations; a request waits until its longest answer fits. None: half
+    of the memory that is free, and one conversation that fills the context"""
     context_policy: str = "error"
     """what happens to a conversation that does not fit into the context, unless its request says otherwise: `error`
     refuses a prompt, naming both numbers, and ends an answer; `slide` goes on without the oldest tokens but the first"""
@@ -81,9 +87,20 @@ class EngineConfig:
     speculation: str = "lookup"
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
+    provider: str = "auto"
+    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too;
+    `auto`: what is fastest of these, which is cpu"""
+    layout: str = "auto"
+    """which graph computes: `ring`, of our own kernels, or `static`, of stock ops, which is slower; `auto`: ring wherever the
+    provider can and its kernels can be had"""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, field.name, getattr(self, field.name))
+        if self.layout == "ring" and self.provider not in ("auto", "cpu"):
+            raise ParameterError(
+                f"the ring layout runs on the CPU only, not on {self.provider}", hint="leave the layout out"
+            )
         if self.max_chunk < self.slots:
             raise ParameterError(
                 f"max_chunk is {self.max_chunk}, which is less than one row for each of {self.slots} slots",

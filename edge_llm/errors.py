@@ -6,6 +6,7 @@ EdgeLLMError
 │   ├── ModelNotFoundError     no such model in the catalog or on this machine
 │   ├── ModelFormatError       a model file breaks its format's rules, or looks hostile
 │   │   └── UnsupportedModelError   a sound file holding something we do not run (named)
+│   │       └── OutdatedModelError  a model folder of an older format: import the model again
 │   ├── IntegrityError         bytes do not match the digest that was promised
 │   ├── ContextLengthError     the prompt does not fit into the context (both numbers)
 │   ├── TemplateError          the chat template refused the messages or broke its budget
@@ -57,6 +58,10 @@ class ModelFormatError(InputError):
 
 class UnsupportedModelError(ModelFormatError):
     """A sound model file with an architecture, tensor type or tokenizer that we do not run."""
+
+
+class OutdatedModelError(UnsupportedModelError):
+    """A model folder that was written in an older format; its source has to be imported again."""
 
 
 class IntegrityError(InputError):

@@ -109,6 +109,7 @@ class Metrics:
         self.request_success: Tally[str] = Tally()
         self.request_errors: Tally[str] = Tally()
         self.truncated_structures = Counter()
+        self.invalid_tool_calls = Counter()
         self.spec_decode_num_drafts = Counter()
         self.spec_decode_num_draft_tokens = Counter()
         self.spec_decode_num_accepted_tokens = Counter()
@@ -148,6 +149,8 @@ class Statistics:
     """requests that ended with an error, by its class"""
     truncated_structures: int
     """answers within a grammar that ended before it allowed an end"""
+    invalid_tool_calls: int
+    """calls that the model wrote and nobody could read"""
     spec_decode_num_drafts: int
     """steps of a request that had drafts"""
     spec_decode_num_draft_tokens: int

@@ -10,6 +10,7 @@ from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import ChatReply
 from edge_llm_server.completion_shapes import CompletionReply
+from edge_llm_server.embedding_shapes import EmbeddingBody, EmbeddingReply, check_dimensions, embedding_requests
 from edge_llm_server.schemas import ChatBody, CompletionBody
 from edge_llm_server.translate import Caller, chat_requests, checked, completion_requests, prompts
 
@@ -48,7 +49,7 @@ class Defaults:
 
     def applied(self, request: Request) -> Request:
         params = request.params
-        if params.max_tokens is None:
+        if params.max_tokens is None and request.embedding is None:
             params = params.with_options(max_tokens=self.max_tokens)
         return replace(request, params=params, priority="batch")
 
@@ -90,7 +91,19 @@ def _echoes(body: CompletionBody, engine: Answering) -> tuple[str, ...]:
     return tuple(text for text in texts for _ in range(body.n or 1))
 
 
+def _embeddings(raw: Mapping[str, Any], engine: Answering) -> Asked:
+    body = checked(EmbeddingBody, raw)
+    reply = EmbeddingReply(engine.info.name, base64=body.encoding_format == "base64")
+
+    def whole(answers: Sequence[Answer]) -> dict[str, Any]:
+        check_dimensions(body.dimensions, len(answers[0].end.embedding))
+        return reply.whole(answers)
+
+    return Asked(embedding_requests(body.input, Caller(), body.pooling), whole, "input")
+
+
 ENDPOINTS: Mapping[str, Callable[[Mapping[str, Any], Answering], Asked]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
+    "/v1/embeddings": _embeddings,
 }

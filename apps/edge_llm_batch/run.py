@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import new_id
+from edge_llm_server.translate import parameter_of
 
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, QueueFullError
@@ -40,8 +41,8 @@ class Tally:
         self.answered += 1
         usage = response["body"]["usage"]
         self.prompt_tokens += usage["prompt_tokens"]
-        self.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
-        self.completion_tokens += usage["completion_tokens"]
+        self.cached_tokens += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        self.completion_tokens += usage.get("completion_tokens", 0)  # of embeddings there are none
 
 
 class BatchRun:
@@ -74,11 +75,14 @@ class BatchRun:
         if task.fault is not None:
             error = {"code": task.fault.code, "message": task.fault.message, "line": task.line.number}
             return {**result, "error": error}
-        status, body = 200, {}
         try:
-            body = await self._reply(task)
-        except ApiError as fault:
-            status, body = fault.status, fault.body
+            status, body = 200, await self._reply(task)
+        except ApiError as error:
+            status, body = error.status, error.body
+        except EngineStoppedError:
+            raise
+        except Exception as error:  # a fault of ours: one line must not stop the others, now and at each new start
+            status, body = 500, ApiError(500, f"the request failed: {type(error).__name__}").body
         return {**result, "response": {"status_code": status, "request_id": new_id("req_"), "body": body}}
 
     async def _reply(self, task: Task) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class BatchRun:
         except EngineStoppedError:
             raise
         except EdgeLLMError as error:
-            raise ApiError.of(error, wanted.param) from None
+            raise ApiError.of(error, parameter_of(error) or wanted.param) from None
 
     async def _answer(self, request: Request) -> Answer:
         answer = Answer()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,10 +24,26 @@ if TYPE_CHECKING:
     from edge_llm.engine.handle import Handle
     from edge_llm.sampling.params import SamplingParams
 
-CacheOption = Annotated[
-    str | None, typer.Option(help="Keep on disk what the model has read, for the next time: on (default) or off.")
+engine_option = partial(typer.Option, rich_help_panel="Engine")
+kept_option = partial(typer.Option, rich_help_panel="What is kept")
+ContextOption = Annotated[int | None, engine_option(help="Tokens that the model sees, prompt and answer together.")]
+PolicyOption = Annotated[
+    str | None,
+    engine_option(
+        metavar="error|slide",
+        help="Past the context: error (default), or slide to go on without the oldest tokens.",
+    ),
 ]
-PrivateOption = Annotated[bool, typer.Option("--private", help="Keep nothing of this conversation on disk.")]
+ThreadsOption = Annotated[int | None, engine_option(help="Threads that compute; default: one a physical core.")]
+KvOption = Annotated[str | None, engine_option(metavar="int8|f32", help="How keys and values are kept.")]
+CacheOption = Annotated[
+    str | None,
+    kept_option(
+        metavar="on|off",
+        help="Keep on disk what the model has read, for the next time: on (default) or off.",
+    ),
+]
+PrivateOption = Annotated[bool, kept_option("--private", help="Keep nothing of this conversation on disk.")]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MAX_TOKENS = 1024
 """small models sometimes repeat themselves for ever; nobody at a terminal wants to read that to the end of the context"""

@@ -40,15 +40,17 @@ def batch(
         int, typer.Option(help="Most tokens of an answer whose line names no limit.")
     ] = answer.DEFAULT_MAX_TOKENS,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Answer only the I-th of N parts of the input.")] = "1/1",
-    slots: Annotated[int | None, typer.Option(help="Requests that are answered at the same time.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
-    context_policy: Annotated[
-        str | None, typer.Option(help="Past the context: error (default), or slide to go on without the oldest tokens.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    slots: Annotated[int | None, answer.engine_option(help="Requests that are answered at the same time.")] = None,
+    context: answer.ContextOption = None,
+    context_policy: answer.PolicyOption = None,
+    threads: answer.ThreadsOption = None,
+    kv_dtype: answer.KvOption = None,
     cache: Annotated[
-        str | None, typer.Option(help="Keep on disk what the model has read, for the next time: on, or off (default).")
+        str | None,
+        answer.kept_option(
+            metavar="on|off",
+            help="Keep on disk what the model has read, for the next time: on, or off (default).",
+        ),
     ] = None,
     private: answer.PrivateOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
@@ -79,26 +81,25 @@ def batch(
         slots=slots,
         usual_cache="memory",
     )
-    with (
-        _opened_input(input_file) as source,
-        _opened_output(output_file) as results,
-        answer.opened(model, options) as (engine, _),
-    ):
-        info = engine.info
-        # what answers depend on beside their lines: what was done in another job is not gone on with
-        others = [info.name, info.tokenizer_digest, info.kv_type, max_tokens, any_model, context, context_policy]
-        job = hashlib.blake2b(json.dumps(others).encode(), digest_size=32).digest()
-        known = Survey.of(read_lines(source, job), part, results.done) if source.seekable() else None
-        if known is not None:
-            source.seek(0)
+    with _opened_input(input_file) as source, _opened_output(output_file) as results:
+        report = BatchReport(results)
+        with report.told_at_the_end(as_json=as_json), answer.opened(model, options) as (engine, _):
+            info = engine.info
+            # what answers depend on beside their lines: what was done in another job is not gone on with
+            others = [info.name, info.tokenizer_digest, info.kv_type, max_tokens, any_model, context, context_policy]
+            job = hashlib.blake2b(json.dumps(others).encode(), digest_size=32).digest()
+            known = None
+            if source.seekable():
+                start = source.tell()
+                known = Survey.of(read_lines(source, job), part, results.done)
+                source.seek(start)
 
-        def wanted(line: LineId) -> bool:
-            return not check_done(line, results.done) and part.has(line)
+            def wanted(line: LineId) -> bool:
+                return not check_done(line, results.done) and part.has(line)
 
-        tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
-        report = BatchReport(results, known)
-        run = BatchRun(engine, results, Defaults(None if any_model else model, max_tokens), report.show)
-        with report.told_at_the_end(info.name, as_json=as_json):
+            tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
+            report.begin(known, info.name)
+            run = BatchRun(engine, results, Defaults(None if any_model else model, max_tokens), report.show)
             asyncio.run(_answer(run, tasks))
     if report.errors:
         raise typer.Exit(1)
@@ -118,9 +119,12 @@ async def _answer(run: BatchRun, tasks: Iterable[Task]) -> None:
 
 @contextlib.contextmanager
 def _opened_input(path: Path) -> Iterator[BinaryIO]:
-    # another reader than sys.stdin: a thread may still wait in it when Python closes that one
+    if str(path) == STREAM:
+        # not sys.stdin, and never closed: a thread may still wait in it, and whoever closes it would wait for that
+        yield open(0, "rb", closefd=False)  # noqa: SIM115 - as said
+        return
     try:
-        file = open(0 if str(path) == STREAM else path, "rb", closefd=str(path) != STREAM)  # noqa: SIM115 - closed below
+        file = path.open("rb")
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
     with file:

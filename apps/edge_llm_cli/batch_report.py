@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 class BatchReport:
     """`errors` counts the lines of the whole output that are no answers."""
 
-    def __init__(
-        self, results: Results, known: Survey | None, *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """`known` is None for an input that can be read only once."""
-        self._lines = None if known is None else known.lines
-        self._before = len(results.done) if known is None else known.done
+    def __init__(self, results: Results, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._lines: int | None = None
+        self._before = len(results.done)
         self._errors_before = results.errors
         self._clock = clock
-        self._started = clock()
+        self._started: float | None = None
+        self._model: str | None = None
         self._display = ProgressDisplay()
         self._tally = Tally()
+
+    def begin(self, known: Survey | None, model: str) -> None:
+        """The model is loaded; `known` is None for an input that can be read only once."""
+        if known is not None:
+            self._lines, self._before = known.lines, known.done
+        self._model, self._started = model, self._clock()
 
     @property
     def errors(self) -> int:
@@ -40,48 +44,55 @@ class BatchReport:
         """Tell how far the run is; a bar, on a terminal."""
         self._tally = tally
         done = self._before + self._done
-        seconds = self._clock() - self._started
         if self._lines is None:
-            self._display("answering", 0, 0, f"{done} lines, {self._speed(seconds):.0f} tokens/s")
+            self._display("answering", 0, 0, f"{done} lines, {self._speed:.0f} tokens/s")
         else:
-            left = seconds / self._done * (self._lines - done)
-            detail = f"{done} of {self._lines}, {self._speed(seconds):.0f} tokens/s, {_clock_time(left)} left"
+            left = self._seconds / self._done * (self._lines - done)
+            detail = f"{done} of {self._lines}, {self._speed:.0f} tokens/s, {_clock_time(left)} left"
             self._display("answering", done, self._lines, detail)
 
     @contextlib.contextmanager
-    def told_at_the_end(self, model: str, *, as_json: bool) -> Iterator[None]:
-        """Tell the numbers however the block ends: what is done is done."""
-        complete = False
+    def told_at_the_end(self, *, as_json: bool) -> Iterator[None]:
+        """Tell the numbers however the block ends, once it has begun: what is done is done."""
+        complete = interrupted = False
         try:
             with self._display:
                 yield
             complete = True
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
         finally:
-            seconds = self._clock() - self._started
-            if as_json:
-                console.data(self._as_object(model, seconds, complete=complete))
-            else:
-                console.note(self._as_line(seconds))
+            if as_json and (interrupted or self._started is not None):
+                console.data(self._as_object(complete=complete))
+            elif self._started is not None:
+                console.note(self._as_line())
 
     @property
     def _done(self) -> int:
         return self._tally.answered + self._tally.errors
 
-    def _speed(self, seconds: float) -> float:
+    @property
+    def _seconds(self) -> float:
+        return 0.0 if self._started is None else self._clock() - self._started
+
+    @property
+    def _speed(self) -> float:
+        seconds = self._seconds
         return self._tally.completion_tokens / seconds if seconds > 0 else 0.0
 
-    def _as_line(self, seconds: float) -> str:
+    def _as_line(self) -> str:
         tally = self._tally
         parts = [f"{tally.answered} answered", f"{tally.errors} errors"]
         if self._before:
             parts.append(f"{self._before} done before")
         if self._lines is not None and (left := self._lines - self._before - self._done):
             parts.append(f"{left} left")
-        tokens = f"{tally.completion_tokens} tokens in {_clock_time(seconds)} ({self._speed(seconds):.1f} tokens/s)"
+        tokens = f"{tally.completion_tokens} tokens in {_clock_time(self._seconds)} ({self._speed:.1f} tokens/s)"
         read = f"{tally.prompt_tokens} prompt tokens, {tally.cached_tokens} of them cached"
         return f"{', '.join(parts)}; {tokens}; {read}"
 
-    def _as_object(self, model: str, seconds: float, *, complete: bool) -> dict[str, object]:
+    def _as_object(self, *, complete: bool) -> dict[str, object]:
         tally = self._tally
         return {
             "complete": complete,
@@ -89,12 +100,12 @@ class BatchReport:
             "done_before": self._before,
             "answered": tally.answered,
             "errors": tally.errors,
-            "model": model,
+            "model": self._model,
             "prompt_tokens": tally.prompt_tokens,
             "cached_tokens": tally.cached_tokens,
             "completion_tokens": tally.completion_tokens,
-            "seconds": seconds,
-            "tokens_per_s": self._speed(seconds),
+            "seconds": self._seconds,
+            "tokens_per_s": self._speed,
         }
 
 

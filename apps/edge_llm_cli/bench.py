@@ -50,7 +50,7 @@ def bench(
     depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens that are in the context before.")] = "0",
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="Default: one a physical core.")] = None,
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="How often each test is measured.")] = 5,
-    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    kv_dtype: answer.KvOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure reading prompts (pp) and generating (tg) as llama-bench does. -p, -n and -d take several, with commas.

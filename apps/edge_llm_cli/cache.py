@@ -56,20 +56,14 @@ def clear(
     if not yes:
         if not console.is_terminal(sys.stdin):
             raise InputError("this deletes the prefix cache", hint="edge-llm cache clear --yes")
-        if not _agreed(f"delete all blocks in {prefix_folder()}?"):
+        if not console.agreed(f"delete all blocks in {prefix_folder()}?"):
             return
     gone = clear_folder(prefix_folder())
     if as_json:
         console.data({"files": gone.files, "bytes": gone.size})
     else:
-        console.line(f"{gone.files} blocks are deleted, {console.megabytes(gone.size)} are free again")
-
-
-def _agreed(question: str) -> bool:
-    try:
-        return typer.confirm(question, err=True)
-    except typer.Abort:
-        return False
+        deleted = console.counted(gone.files, "block is deleted", "blocks are deleted")
+        console.line(f"{deleted}, {console.megabytes(gone.size)} are free again")
 
 
 @app.command()
@@ -81,8 +75,8 @@ def verify(as_json: JsonOption = False) -> None:
     if as_json:
         console.data({"files": found.files, "bytes": found.size, "damaged": found.damaged})
     else:
-        console.line(
-            f"{found.files} blocks, {console.megabytes(found.size)}, {found.damaged} of them damaged and deleted"
-        )
+        blocks = console.counted(found.files, "block", "blocks")
+        console.line(f"{blocks}, {console.megabytes(found.size)}, {found.damaged} of them damaged and deleted")
     if found.damaged:
-        raise IntegrityError(f"{found.damaged} blocks were damaged", hint="they are deleted; is the disk sound?")
+        damaged = console.counted(found.damaged, "block was damaged", "blocks were damaged")
+        raise IntegrityError(f"{damaged} and deleted", hint="is the disk sound?")

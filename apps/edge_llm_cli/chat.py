@@ -45,12 +45,16 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens of the conversation that the model sees.")] = None,
+    context: Annotated[int | None, answer.engine_option(help="Tokens of the conversation that the model sees.")] = None,
     context_policy: Annotated[
-        str | None, typer.Option(help="Past the context: slide (default) to go on without the oldest turns, or error.")
+        str | None,
+        answer.engine_option(
+            metavar="slide|error",
+            help="Past the context: slide (default) to go on without the oldest turns, or error.",
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    threads: answer.ThreadsOption = None,
+    kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
@@ -95,6 +99,7 @@ class Conversation:
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
         self._engine = engine
         self._params = params
+        self._failed = False
         self._start(system)
 
     def _start(self, system: str | None) -> None:
@@ -103,7 +108,10 @@ class Conversation:
         self._told: list[int] | None = None
 
     def loop(self) -> None:
-        """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on."""
+        """Reads lines until their end or /exit. On a terminal, Ctrl-C at any moment only ends what is going on.
+
+        Without one, nobody sees that a turn failed: then the exit code says it.
+        """
         if sys.stdin is None:  # closed by whoever started us
             return
         interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
@@ -113,11 +121,13 @@ class Conversation:
             try:
                 text = _typed_line() if interactive else sys.stdin.readline()
                 if not text or not self._take(text):
-                    return
+                    break
             except KeyboardInterrupt:
                 if not interactive:
                     raise
                 console.line()
+        if self._failed and not interactive:
+            raise typer.Exit(1)
 
     def _take(self, text: str) -> bool:
         """Does what a line asks for; False if that is to leave."""
@@ -141,9 +151,11 @@ class Conversation:
             result = answer.show(self._engine.chat(messages, self._params))
         except ContextLengthError as error:
             console.note(f"error: {error}; the conversation is kept, /reset starts a new one")
+            self._failed = True
             return
         except (TemplateError, GenerationError) as error:
             console.report(error)
+            self._failed = True
             return
         if result.interrupted:
             console.note("stopped; the answer is kept as far as it came")

@@ -94,9 +94,22 @@ def _note(text: str, before: str, after: str) -> None:
 
 def report(error: EdgeLLMError) -> None:
     """What went wrong, and on the next line what to do about it."""
-    note(f"error: {error}")
-    if error.hint:
-        note(f"hint: {error.hint}")
+    from edge_llm_cli.wording import for_command_line
+
+    text, hint = for_command_line(error)
+    note(f"error: {text}")
+    if hint:
+        note(f"hint: {hint}")
+
+
+def agreed(question: str) -> bool:
+    """Whether the person at the terminal says yes."""
+    import typer
+
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        return False
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -114,6 +127,11 @@ def package_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """The number, and what there is of it."""
+    return f"{count} {one if count == 1 else several}"
 
 
 def megabytes(size: int) -> str:

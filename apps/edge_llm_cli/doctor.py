@@ -12,7 +12,7 @@ import typer
 
 from edge_llm.errors import EdgeLLMError
 from edge_llm_cli import console
-from edge_llm_cli.models import JsonOption
+from edge_llm_cli.models import INSTALLED, JsonOption
 
 _PACKAGES = ("edge-llm", "onnxruntime", "numba", "llvmlite", "numpy", "tokenizers", "jinja2")
 
@@ -32,6 +32,11 @@ def doctor(as_json: JsonOption = False) -> None:
     findings = {name: _guarded(probe) for name, probe in probes.items()}
     findings["runs"] = {"layout": _what_runs(findings)}
     problems = {section: facts["error"] for section, facts in findings.items() if "error" in facts}
+    problems |= {
+        f"model {name}": facts["state"]
+        for name, facts in findings["models"].items()
+        if isinstance(facts, dict) and facts["state"] != INSTALLED
+    }
     findings["problems"] = problems
     if as_json:
         console.data(findings)

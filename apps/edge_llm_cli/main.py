@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from edge_llm.errors import EdgeLLMError, InputError
 from edge_llm_cli import batch, bench, cache, chat, console, doctor, evaluate, models, serve
 from edge_llm_cli import run as run_verb
+from edge_llm_cli.wording import Sections
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -92,10 +93,10 @@ def program(
     """Small language models on your own machine, offline."""
 
 
-app.command()(run_verb.run)
-app.command()(chat.chat)
-app.command()(serve.serve)
-app.command()(batch.batch)
+app.command(cls=Sections)(run_verb.run)
+app.command(cls=Sections)(chat.chat)
+app.command(cls=Sections)(serve.serve)
+app.command(cls=Sections)(batch.batch)
 app.command()(models.pull)
 app.command("import")(models.import_)
 app.add_typer(models.app, name="models")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_llm.errors import ModelFormatError, ModelNotFoundError
+from edge_llm.errors import InputError, ModelFormatError, ModelNotFoundError, OutdatedModelError
 from edge_llm_cli import console
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from edge_llm.model.manifest import SourceSpec
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+INSTALLED = "installed"
+"""the state of a model that can be used"""
 NameArgument = Annotated[str, typer.Argument(help="Name of an installed model.")]
 
 app = typer.Typer(no_args_is_help=True, help="List, show, verify and remove models.")
@@ -77,9 +80,13 @@ def list_(as_json: JsonOption = False) -> None:
         others = [{"name": recipe.name, "download": recipe.source.download_size} for recipe in available]
         console.data({"installed": installed, "available": others})
         return
-    rows = [(m["name"], console.megabytes(m["size"]), f"context {m['context']}", m["state"]) for m in installed]
-    rows += [(r.name, console.megabytes(r.source.download_size), f"context {r.context}", "to pull") for r in available]
+    rows = [(m["name"], console.megabytes(m["size"]), _context(m["context"]), m["state"]) for m in installed]
+    rows += [(r.name, console.megabytes(r.source.download_size), _context(r.context), "to pull") for r in available]
     console.table(rows)
+
+
+def _context(tokens: int | None) -> str:
+    return "" if tokens is None else f"context {tokens}"
 
 
 def summary(store: ModelStore, name: str) -> dict[str, Any]:
@@ -91,9 +98,11 @@ def summary(store: ModelStore, name: str) -> dict[str, Any]:
     try:
         manifest = ModelManifest.read(store.path(name))
         report = verify(store.path(name), digests=False)
+    except OutdatedModelError:
+        return {**known, "state": "older format: import again"}
     except ModelFormatError as error:
         return {**known, "state": f"damaged: {error}"}
-    state = "installed" if report.ok else f"damaged: {report.summary()}"
+    state = INSTALLED if report.ok else f"damaged: {report.summary()}"
     return {**known, "architecture": manifest.architecture, "context": manifest.dimensions.context, "state": state}
 
 
@@ -141,11 +150,22 @@ def verify(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def rm(name: NameArgument, as_json: JsonOption = False) -> None:
+def rm(
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Delete a model from this machine."""
     from edge_llm.install.store import ModelStore
 
-    freed = ModelStore().remove(name)
+    store = ModelStore()
+    folder = store.path(name)
+    if folder.is_dir() and not yes:
+        if not console.is_terminal(sys.stdin):
+            raise InputError(f"this deletes the model {name}", hint=f"edge-llm models rm {name} --yes")
+        if not console.agreed(f"delete {folder} ({console.megabytes(store.size(name))})?"):
+            return
+    freed = store.remove(name)
     if as_json:
         console.data({"name": name, "freed": freed})
     else:

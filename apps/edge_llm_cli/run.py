@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import select
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
     from edge_llm_cli.answer import Answer
 
 MAX_STDIN_BYTES = 8 << 20
+_sampling, _more_sampling, _form, _tools = (
+    partial(typer.Option, rich_help_panel=section)
+    for section in ("Sampling", "More sampling", "Form of the answer", "Tools and reasoning")
+)
+_LEAST_PREFILL = 16
+"""prompt tokens that must be computed before their speed says something"""
 
 
 def run(
@@ -30,32 +39,43 @@ def run(
     ] = answer.DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = answer.DEFAULT_MAX_TOKENS,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the K most probable tokens; 0 is off.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the most probable one.")] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Make tokens that were used less likely; 1 is off.")
+    temperature: Annotated[float | None, _sampling(help="0 is greedy; default: what the model recommends.")] = None,
+    top_k: Annotated[int | None, _sampling(help="Keep the K most probable tokens; 0 is off.")] = None,
+    top_p: Annotated[
+        float | None,
+        _sampling(help="Keep the most probable tokens up to this probability."),
     ] = None,
-    typical_p: Annotated[float | None, typer.Option(help="Keep the most typical tokens; 1 is off.")] = None,
-    top_n_sigma: Annotated[float | None, typer.Option(help="Cut N deviations below the best logit.")] = None,
-    xtc_probability: Annotated[float | None, typer.Option(help="XTC: chance to leave out the top choices.")] = None,
-    xtc_threshold: Annotated[float | None, typer.Option(help="XTC: probability of a top choice (0.1).")] = None,
-    mirostat_tau: Annotated[float | None, typer.Option(help="Mirostat 2: surprise in bits to aim at.")] = None,
-    mirostat_eta: Annotated[float | None, typer.Option(help="Mirostat 2: how fast it learns (0.1).")] = None,
-    dry_multiplier: Annotated[float | None, typer.Option(help="DRY: penalty of repeated texts; 0 is off.")] = None,
-    dry_base: Annotated[float | None, typer.Option(help="DRY: its growth with each token (1.75).")] = None,
-    dry_allowed_length: Annotated[int | None, typer.Option(help="DRY: tokens that may be repeated (2).")] = None,
-    dry_penalty_last_n: Annotated[int | None, typer.Option(help="DRY: tokens to look back (8192).")] = None,
-    dry_breaker: Annotated[list[str] | None, typer.Option(help="DRY: no repeat goes across this; repeatable.")] = None,
+    min_p: Annotated[
+        float | None,
+        _sampling(help="Drop tokens below this share of the most probable one."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, _sampling(help="Make tokens that were used less likely; 1 is off.")
+    ] = None,
+    typical_p: Annotated[float | None, _more_sampling(help="Keep the most typical tokens; 1 is off.")] = None,
+    top_n_sigma: Annotated[float | None, _more_sampling(help="Cut N deviations below the best logit.")] = None,
+    xtc_probability: Annotated[float | None, _more_sampling(help="XTC: chance to leave out the top choices.")] = None,
+    xtc_threshold: Annotated[float | None, _more_sampling(help="XTC: probability of a top choice (0.1).")] = None,
+    mirostat_tau: Annotated[float | None, _more_sampling(help="Mirostat 2: surprise in bits to aim at.")] = None,
+    mirostat_eta: Annotated[float | None, _more_sampling(help="Mirostat 2: how fast it learns (0.1).")] = None,
+    dry_multiplier: Annotated[float | None, _more_sampling(help="DRY: penalty of repeated texts; 0 is off.")] = None,
+    dry_base: Annotated[float | None, _more_sampling(help="DRY: its growth with each token (1.75).")] = None,
+    dry_allowed_length: Annotated[int | None, _more_sampling(help="DRY: tokens that may be repeated (2).")] = None,
+    dry_penalty_last_n: Annotated[int | None, _more_sampling(help="DRY: tokens to look back (8192).")] = None,
+    dry_breaker: Annotated[
+        list[str] | None,
+        _more_sampling(help="DRY: no repeat goes across this; repeatable."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The answer is JSON that this schema allows.")
+        Path | None,
+        _form(metavar="FILE", help="The answer is JSON that this schema allows."),
     ] = None,
-    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None,
+    regex: Annotated[str | None, _form(help="The whole answer matches this regular expression.")] = None,
     grammar: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The answer is in the language of this Lark grammar.")
+        Path | None,
+        _form(metavar="FILE", help="The answer is in the language of this Lark grammar."),
     ] = None,
     choices: Annotated[
         list[str] | None,
@@ -63,24 +83,35 @@ def run(
     ] = None,
     tool: Annotated[
         list[str] | None,
-        typer.Option(help="Let the model ask for time, calculator or read:FOLDER, if you allow each call; repeatable."),
+        _tools(
+            help="Let the model ask for time, calculator or read:FOLDER, if you allow each call; repeatable.",
+        ),
     ] = None,
     tool_choice: Annotated[
-        str | None, typer.Option(help="Whether to call tools first: auto (default), none, required, or a tool's name.")
+        str | None,
+        _tools(
+            metavar="auto|none|required|NAME",
+            help="Whether to call tools first: auto (default), none, required, or a tool's name.",
+        ),
     ] = None,
     reasoning: Annotated[
-        str | None, typer.Option(help="Think before the answer, where the model has a switch for it: on or off.")
+        str | None,
+        _tools(
+            metavar="on|off",
+            help="Think before the answer, where the model has a switch for it: on or off.",
+        ),
     ] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
-    context_policy: Annotated[
-        str | None, typer.Option(help="Past the context: error (default), or slide to go on without the oldest tokens.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    context: answer.ContextOption = None,
+    context_policy: answer.PolicyOption = None,
+    threads: answer.ThreadsOption = None,
+    kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     speculate: Annotated[
         str | None,
-        typer.Option(help="Try drafts that the text suggests: lookup (default) or off; the answer is the same."),
+        answer.engine_option(
+            metavar="lookup|off",
+            help="Try drafts that the text suggests: lookup (default) or off; the answer is the same.",
+        ),
     ] = None,
     private: answer.PrivateOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
@@ -128,7 +159,7 @@ def run(
         context, threads, kv_dtype, context_policy, cache=cache, private=private, speculation=speculate
     )
     read = answer.read if as_json else answer.show
-    with answer.opened(model, options) as (engine, load_s):
+    with _told_if_interrupted(model, as_json=as_json), answer.opened(model, options) as (engine, load_s):
         if raw:
             result = read(engine.complete(text, params, response_format=form, choices=labels))
         else:
@@ -160,6 +191,18 @@ def run(
         console.note(_statistics(result, load_s))
     if result.interrupted:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _told_if_interrupted(model: str, *, as_json: bool) -> Iterator[None]:
+    """The object of an answer that did not begin because somebody had enough of waiting for the model."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if as_json:
+            nothing = dict.fromkeys(("seed", "usage", "forgotten_tokens", "timings", "reasoning"))
+            console.data({"text": "", "finish_reason": "cancelled", "model": model, **nothing, "tool_calls": []})
+        raise
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -212,7 +255,7 @@ def _as_object(result: Answer, model: str, load_s: float) -> dict[str, object]:
         "timings": {
             "load_s": load_s,
             "ttft_s": timings.ttft_s,
-            "prefill_tokens_per_s": timings.prefill_tokens_per_s,
+            "prefill_tokens_per_s": _prefill_speed(result),
             "decode_tokens_per_s": timings.decode_tokens_per_s,
             "tpot_s": timings.tpot_s,
             "peak_rss_mb": peak_rss_mb(),
@@ -231,14 +274,21 @@ def _statistics(result: Answer, load_s: float) -> str:
         parts.append(f"{usage.accepted_draft_tokens} of {usage.draft_tokens} drafts accepted")
     if timings.ttft_s is not None:
         parts.append(f"first token {timings.ttft_s:.3f} s")
-    if timings.prefill_tokens_per_s is not None:
-        parts.append(f"prefill {timings.prefill_tokens_per_s:.0f} tokens/s")
+    if (prefill := _prefill_speed(result)) is not None:
+        parts.append(f"prefill {prefill:.0f} tokens/s")
     if timings.decode_tokens_per_s is not None:
         parts.append(f"decode {timings.decode_tokens_per_s:.1f} tokens/s")
     peak = peak_rss_mb()
     if peak is not None:
         parts.append(f"peak memory {peak:.0f} MB")
     return ", ".join([*parts, f"seed {result.finished.seed}"])
+
+
+def _prefill_speed(result: Answer) -> float | None:
+    """Computed prompt tokens a second; None for too few of them: what they took is mostly the step itself."""
+    usage = result.finished.usage
+    computed = usage.prompt_tokens - usage.cached_tokens
+    return result.finished.timings.prefill_tokens_per_s if computed >= _LEAST_PREFILL else None
 
 
 def peak_rss_mb() -> float | None:

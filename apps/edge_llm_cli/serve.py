@@ -53,10 +53,13 @@ def serve(
         str | None, typer.Option(metavar="MODEL", help="Answers where the wanted model cannot be loaded.")
     ] = None,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long answers may go on after SIGTERM.")] = 10.0,
-    slots: Annotated[int | None, typer.Option(help="Conversations that are answered at the same time.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens that the model sees, prompt and answer together.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    slots: Annotated[
+        int | None,
+        answer.engine_option(help="Conversations that are answered at the same time."),
+    ] = None,
+    context: answer.ContextOption = None,
+    threads: answer.ThreadsOption = None,
+    kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:

@@ -77,6 +77,14 @@ def usage(answers: Sequence[Answer], *, prompts: int = 1) -> dict[str, Any]:
     }
 
 
+def labels(end: Finished) -> dict[str, Any]:
+    """How probable each label was that the request offered, the most probable first; nothing where it offered none."""
+    if not end.choices:
+        return {}
+    scored = [{"label": one.label, "probability": one.probability, "logprob": one.logprob} for one in end.choices]
+    return {"label_probabilities": scored}
+
+
 def timings(end: Finished) -> dict[str, Any]:
     """llama-server's `timings`, in milliseconds and tokens a second; what was not measured is null."""
     usage, times = end.usage, end.timings

@@ -25,6 +25,8 @@ class ModelCard:
     """the trained one, in tokens"""
     embedding: int
     chats: bool
+    thinks: bool
+    """whether it has a reasoning channel"""
     modified: float
     license: str | None = None
 
@@ -43,6 +45,7 @@ class ModelCard:
             context=manifest.dimensions.context,
             embedding=manifest.dimensions.hidden,
             chats=manifest.has_chat_template,
+            thinks=bool(manifest.reasoning),
             modified=(folder / MANIFEST_NAME).stat().st_mtime,
             license=manifest.license,
         )
@@ -50,6 +53,11 @@ class ModelCard:
     @property
     def modified_at(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.modified))
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What Ollama's clients ask before they offer it."""
+        return ["completion", *(["tools"] if self.chats else []), *(["thinking"] if self.thinks else [])]
 
     @property
     def parameter_size(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_llm.messages import Event, ReasoningDelta, TextDelta, ToolCallDelta
-from edge_llm_server.answer import Answer, chat_logprobs, timings, usage
+from edge_llm_server.answer import Answer, chat_logprobs, labels, timings, usage
 from edge_llm_server.shape import ServerSentEvents
 
 FINGERPRINT = "edge_llm"
@@ -40,6 +40,7 @@ class ChatReply:
                 "message": _message(answer),
                 "logprobs": chat_logprobs(answer.tokens) if self.logprobs else None,
                 "finish_reason": answer.reason,
+                **labels(answer.end),
             }
             for index, answer in enumerate(answers)
         ]

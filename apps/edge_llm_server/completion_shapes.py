@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_llm.messages import Event, ReasoningDelta, TextDelta
-from edge_llm_server.answer import Answer, legacy_logprobs, timings, token_text, usage
+from edge_llm_server.answer import Answer, labels, legacy_logprobs, timings, token_text, usage
 from edge_llm_server.chat_shapes import FINGERPRINT, new_id
 from edge_llm_server.shape import ServerSentEvents
 
@@ -34,6 +34,7 @@ class CompletionReply:
                 "text": (self.echoes[index] if self.echoes else "") + answer.text,
                 "logprobs": legacy_logprobs(answer.tokens) if self.logprobs else None,
                 "finish_reason": answer.reason,
+                **labels(answer.end),
             }
             for index, answer in enumerate(answers)
         ]

@@ -65,7 +65,7 @@ class Engines:
         await self.run(manager.__exit__, None, None, None)
 
     @asynccontextmanager
-    async def use(self, name: str, *, requests: int = 1) -> AsyncIterator[EngineClient]:
+    async def use(self, name: str) -> AsyncIterator[EngineClient]:
         """The engine of a served model, held while the block runs.
 
         Raises `ApiError`: 503 while it loads or the server drains, 429 if too many requests are here already.
@@ -73,9 +73,9 @@ class Engines:
         if self.draining:
             raise ApiError.unavailable("the server is stopping", 5.0)
         inside = self._inside.get(name, 0)
-        if inside and inside + requests > self._most:
+        if inside >= self._most:
             raise ApiError(429, f"{inside} requests of {name} are here already", code="queue_full", retry_after_s=1.0)
-        self._inside[name] = inside + requests
+        self._inside[name] = inside + 1
         try:
             manager, client = await self._entered(name, self._settings.load_wait_s)
             try:
@@ -83,7 +83,7 @@ class Engines:
             finally:
                 manager.__exit__(None, None, None)
         finally:
-            self._inside[name] -= requests
+            self._inside[name] -= 1
 
     async def _entered(
         self, name: str, wait_s: float | None

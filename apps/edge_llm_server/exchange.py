@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -25,6 +26,8 @@ class Exchange:
     key: str = ""
     """name of the caller's key; empty where none is needed"""
     scope: Scope = Scope.ALL
+    route: str | None = None
+    """the path as the application declares it"""
     status: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -60,6 +63,20 @@ class Exchange:
             "fault": self.fault,
         }
         return {name: value for name, value in entry.items() if value is not None}
+
+
+class RequestCounts:
+    """How many requests each path has answered with each status. For the event loop's thread; any may copy."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    def add(self, exchange: Exchange) -> None:
+        """A path that is none of ours counts as `other`: anybody may think of more."""
+        self._counts[exchange.route or "other", exchange.status] += 1
+
+    def copy(self) -> dict[tuple[str, int], int]:
+        return dict(self._counts)
 
 
 def request_id(given: list[bytes]) -> str:

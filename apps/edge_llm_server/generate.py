@@ -10,21 +10,22 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
+from edge_llm.engine.client import EngineClient
 from edge_llm.engine.handle import Handle
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
-from edge_llm.errors import EdgeLLMError
+from edge_llm.errors import EdgeLLMError, QueueFullError
 from edge_llm.messages import Event, Finished, FinishReason
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import STATE, Exchange
 from edge_llm_server.security import Receive, Send
-from edge_llm_server.shape import Shape
+from edge_llm_server.shape import Shape, StreamShape
 from edge_llm_server.translate import parameter_of
 
 
@@ -43,67 +44,98 @@ class Generate(Response):
         param: str,
         stream: bool,
     ) -> None:
-        """`param` is the field of the body that a prompt which is too long came from."""
+        """`param` is the field of the body that a prompt which is too long came from; to `stream` takes a `StreamShape`."""
         self._engines, self._model, self._requests, self._shape = engines, model, requests, shape
-        self._param, self._stream, self._ping_s = param, stream, engines.ping_s
+        self._param, self._stream = param, stream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[STATE]
-        async with self._engines.use(self._model, requests=len(self._requests)) as client:
+        answers = [Answer() for _ in self._requests]
+        async with self._engines.use(self._model) as client, _listener(receive, self._engines) as listener:
             exchange.model = client.info.name
+            shape = self._shape(client.info)
             try:
-                handles = await self._engines.submit(client, self._requests)
-            except EdgeLLMError as error:
-                raise ApiError.of(error, parameter_of(error) or self._param) from None
-            answers = [Answer() for _ in handles]
-            try:
-                async with _watched(receive, handles) as gone:
-                    told = self._told(handles, answers, gone)
-                    tell = self._tell_pieces if self._stream else self._tell_whole
-                    await tell(self._shape(client.info), answers, told, send)
+                if self._stream:
+                    await self._tell_pieces(cast("StreamShape", shape), client, answers, listener, send)
+                else:
+                    await self._gather(client, answers, listener)
+                    await _tell_whole(shape.whole(answers), send)
             finally:
-                self._engines.forget(handles)
                 _count(exchange, answers)
 
+    async def _submit(self, client: EngineClient, requests: Sequence[Request], listener: _Listener) -> list[Handle]:
+        try:
+            handles = await self._engines.submit(client, requests)
+        except QueueFullError:
+            raise
+        except EdgeLLMError as error:
+            raise ApiError.of(error, parameter_of(error) or self._param) from None
+        listener.add(handles)
+        return handles
+
+    async def _gather(self, client: EngineClient, answers: Sequence[Answer], listener: _Listener) -> None:
+        """All answers, no more at a time than the engine has slots. Raises `ApiError` for the first that fails."""
+        room = asyncio.Semaphore(client.info.slots)
+        tasks = [
+            asyncio.create_task(self._read(client, request, answer, listener, room))
+            for request, answer in zip(self._requests, answers, strict=True)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        except EdgeLLMError as error:
+            raise ApiError.of(error, self._param) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(
+        self, client: EngineClient, request: Request, answer: Answer, listener: _Listener, room: asyncio.Semaphore
+    ) -> None:
+        async with room:
+            while True:
+                try:
+                    (handle,) = await self._submit(client, [request], listener)
+                    break
+                except QueueFullError as error:
+                    if not listener.begun or listener.gone:
+                        raise
+                    await asyncio.sleep(error.retry_after_s)  # the others of this request are in it already
+            async for event in handle:
+                answer.add(event)
+            if not listener.gone:
+                _check_end(answer.end)
+
     async def _told(
-        self, handles: Sequence[Handle], answers: Sequence[Answer], gone: asyncio.Event
+        self, handles: Sequence[Handle], answers: Sequence[Answer], listener: _Listener
     ) -> AsyncIterator[tuple[int, Event] | None]:
         """All events with the index of their answer, gathered into `answers`; None where nothing was said for long.
 
         Raises `ApiError` for an answer that fails, or that somebody other than the client ended.
         """
-        events = _of_one(handles[0], self._ping_s) if len(handles) == 1 else _of_many(handles, self._ping_s)
+        ping_s = self._engines.ping_s
+        events = _of_one(handles[0], ping_s) if len(handles) == 1 else _of_many(handles, ping_s)
         try:
             async for item in events:
-                if item is None:
-                    yield None
-                    continue
-                index, event = item
-                answers[index].add(event)
-                if isinstance(event, Finished) and not gone.is_set():
-                    _check_end(event)
+                if item is not None:
+                    index, event = item
+                    answers[index].add(event)
+                    if isinstance(event, Finished) and not listener.gone:
+                        _check_end(event)
                 yield item
         except EdgeLLMError as error:
             raise ApiError.of(error, self._param) from None
         finally:
             await events.aclose()
 
-    async def _tell_whole(self, shape: Shape, answers: Sequence[Answer], told: AsyncIterator[Any], send: Send) -> None:
-        async for _ in told:
-            pass
-        content = json.dumps(shape.whole(answers)).encode("ascii")
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode("ascii"))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
-
     async def _tell_pieces(
-        self,
-        shape: Shape,
-        answers: Sequence[Answer],
-        told: AsyncIterator[tuple[int, Event] | None],
-        send: Send,
+        self, shape: StreamShape, client: EngineClient, answers: Sequence[Answer], listener: _Listener, send: Send
     ) -> None:
         encoder = shape.stream()
+        try:
+            handles = await self._submit(client, self._requests, listener)
+        except QueueFullError as error:
+            raise ApiError.of(error) from None
 
         async def say(text: str) -> None:
             if text:
@@ -113,7 +145,7 @@ class Generate(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await say("".join(encoder.opening(index) for index in range(len(answers))))
         try:
-            async for item in told:
+            async for item in self._told(handles, answers, listener):
                 if item is None:
                     await say(encoder.ping())
                     continue
@@ -128,33 +160,62 @@ class Generate(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
+async def _tell_whole(content: dict[str, Any], send: Send) -> None:
+    data = json.dumps(content).encode("ascii")
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode("ascii"))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+class _Listener:
+    """Hears when the client is gone, and then ends its requests."""
+
+    def __init__(self) -> None:
+        self.handles: list[Handle] = []
+        self.gone = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine has taken any of them."""
+        return bool(self.handles)
+
+    def add(self, handles: Sequence[Handle]) -> None:
+        self.handles.extend(handles)
+        if self.gone:
+            self.leave()
+
+    def leave(self) -> None:
+        self.gone = True
+        for handle in self.handles:
+            handle.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _listener(receive: Receive, engines: Engines) -> AsyncIterator[_Listener]:
+    """For the time of a reply, after which all of its requests end."""
+    listener = _Listener()
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        listener.leave()
+
+    listening = asyncio.create_task(listen())
+    try:
+        yield listener
+    finally:
+        listening.cancel()
+        engines.forget(listener.handles)
+        with contextlib.suppress(asyncio.CancelledError):
+            await listening
+
+
 def _check_end(end: Finished) -> None:
     """Raises `ApiError` where the client is owed an answer that it did not get."""
     if end.reason is FinishReason.CANCELLED:
         raise ApiError.unavailable("the server is stopping", 5.0)
     if end.reason is FinishReason.TIMEOUT and not end.usage.completion_tokens:
         raise ApiError.unavailable("the time of the request was up before its answer began", 5.0)
-
-
-@contextlib.asynccontextmanager
-async def _watched(receive: Receive, handles: Sequence[Handle]) -> AsyncIterator[asyncio.Event]:
-    """Ends the requests as soon as the client is gone; gives an event that is set then."""
-    gone = asyncio.Event()
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone.set()
-        for handle in handles:
-            handle.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield gone
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
 
 
 async def _of_one(handle: Handle, ping_s: float) -> AsyncGenerator[tuple[int, Event] | None]:

@@ -16,9 +16,12 @@ _LABELS = {"prefix_cache_hits": "tier", "request_success": "finished_reason", "r
 """fields that count by kind, and what the kind is called"""
 
 
-def exposition(statistics: Mapping[str, Statistics]) -> str:
-    """The counts of each loaded model, by its name."""
-    lines: list[str] = []
+def exposition(statistics: Mapping[str, Statistics], requests: Mapping[tuple[str, int], int]) -> str:
+    """The counts of each loaded model, by its name, and the server's requests by path and status."""
+    family = f"{PREFIX}http_requests_total"
+    lines = [f"# TYPE {family} counter"]
+    for (path, status), count in sorted(requests.items()):
+        lines.append(f"{family}{_written({'path': path, 'status': str(status)})} {count}")
     for field in fields(Statistics):
         samples = [
             sample
@@ -27,7 +30,7 @@ def exposition(statistics: Mapping[str, Statistics]) -> str:
         ]
         if samples:
             lines += [f"# TYPE {PREFIX}{_family(field.name)} {_kind(field.name)}", *samples]
-    return "\n".join(lines) + "\n" if lines else ""
+    return "\n".join(lines) + "\n"
 
 
 def _kind(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Ollama's routes: /api/version, tags, ps, show, chat, generate."""
+"""Ollama's routes: /api/version, tags, ps, show, chat, generate, embed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from fastapi import APIRouter, Request
 
 from edge_llm import __version__
 from edge_llm.engine.info import EngineInfo
+from edge_llm_server.api_error import ApiError
 from edge_llm_server.cards import ModelCard
+from edge_llm_server.embedding_shapes import OllamaEmbedBody, OllamaEmbedReply, check_dimensions, embedding_requests
 from edge_llm_server.generate import Generate
 from edge_llm_server.ollama_bodies import OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
 from edge_llm_server.ollama_shapes import OllamaReply, Words, chat_words, generate_words, loaded
@@ -65,7 +67,30 @@ def router(service: Service) -> APIRouter:
             requests = chat_requests(checked(ChatBody, fields), caller)
         return _generate(service, name, body, requests, generate_words, "prompt")
 
+    @routes.post("/embed")
+    async def embed(request: Request) -> Any:
+        return _embed(service, request, await body_of(request, OllamaEmbedBody), older=False)
+
+    @routes.post("/embeddings")
+    async def embeddings(request: Request) -> Any:
+        return _embed(service, request, await body_of(request, OllamaEmbedBody), older=True)
+
     return routes
+
+
+def _embed(service: Service, request: Request, body: OllamaEmbedBody, *, older: bool) -> Generate:
+    name = service.engines.name_of(_untagged(body.model))
+    check_dimensions(body.dimensions, service.cards[name].embedding)
+    field = "prompt" if older else "input"
+    given = getattr(body, field)
+    if given is None:
+        raise ApiError.invalid(f"{field} is missing", field)
+    requests = embedding_requests(given, caller_of(request, service))
+
+    def shape(info: EngineInfo) -> OllamaEmbedReply:
+        return OllamaEmbedReply(info.name, older)
+
+    return Generate(service.engines, name, requests, shape, param=field, stream=False)
 
 
 def _untagged(name: str | None) -> str | None:
@@ -126,5 +151,5 @@ def _shown(card: ModelCard) -> dict[str, Any]:
             f"{family}.context_length": card.context,
             f"{family}.embedding_length": card.embedding,
         },
-        "capabilities": ["completion"],
+        "capabilities": card.capabilities,
     }

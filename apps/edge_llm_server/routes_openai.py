@@ -1,4 +1,4 @@
-"""OpenAI's routes: /v1/models, /v1/chat/completions, /v1/completions, /v1/responses."""
+"""OpenAI's routes: /v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.body import parse_body
 from edge_llm_server.chat_shapes import ChatReply
 from edge_llm_server.completion_shapes import CompletionReply
+from edge_llm_server.embedding_shapes import EmbeddingBody, EmbeddingReply, check_dimensions, embedding_requests
 from edge_llm_server.exchange import STATE
 from edge_llm_server.generate import Generate
 from edge_llm_server.response_bodies import ResponseBody
@@ -87,6 +88,18 @@ def router(service: Service) -> APIRouter:
             return ResponseReply(info.name, body)
 
         return Generate(engines, name, requests, shape, param="input", stream=bool(body.stream))
+
+    @routes.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Any:
+        body = await body_of(request, EmbeddingBody)
+        name = engines.name_of(body.model)
+        check_dimensions(body.dimensions, service.cards[name].embedding)
+        requests = embedding_requests(body.input, caller_of(request, service), body.pooling)
+
+        def shape(info: EngineInfo) -> EmbeddingReply:
+            return EmbeddingReply(info.name, base64=body.encoding_format == "base64")
+
+        return Generate(engines, name, requests, shape, param="input", stream=False)
 
     return routes
 

@@ -141,6 +141,7 @@ class Generation(Body):
     grammar: Text | None = None
     regex: Text | None = None
     choices: Annotated[list[Word], Field(min_length=1, max_length=2048)] | None = None
+    """labels, of which the most probable is the answer; nothing is sampled"""
     cache_prompt: bool | None = None
     truncation: Literal["auto", "slide", "disabled", "error"] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale", "batch"] | None = None

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.exchange import STATE, Exchange, Log, place_of, request_id
+from edge_llm_server.exchange import STATE, Exchange, Log, RequestCounts, place_of, request_id
 from edge_llm_server.keys import KeyRing, Scope
 from edge_llm_server.limits import Limits
 from edge_llm_server.settings import ServerSettings
@@ -53,9 +53,11 @@ class Guard:
         door: Door,
         limits: Limits,
         log: Log,
+        counts: RequestCounts,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._app, self._settings, self._door, self._limits, self._log = app, settings, door, limits, log
+        self._app, self._settings, self._door = app, settings, door
+        self._limits, self._log, self._counts = limits, log, counts
         self._keys = KeyRing(settings.keys)
         self._clock = clock
 
@@ -86,6 +88,8 @@ class Guard:
             if not reply.ended:
                 raise ConnectionAbortedError("the answer cannot be completed") from None
         finally:
+            exchange.route = getattr(scope.get("route"), "path", None)
+            self._counts.add(exchange)
             self._log("request", **exchange.log_entry(self._clock() - started))
 
     async def _answer(

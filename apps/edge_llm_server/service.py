@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.engines import Engines
+from edge_llm_server.exchange import RequestCounts
 from edge_llm_server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
 class Service:
-    """The settings, the engines, and what is told of each model."""
+    """The settings, the engines, what is told of each model, and what was answered."""
 
     settings: ServerSettings
     engines: Engines
     cards: Mapping[str, ModelCard]
+    batches: Batches | None = None
+    counts: RequestCounts = field(default_factory=RequestCounts)

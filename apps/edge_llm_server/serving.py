@@ -16,6 +16,7 @@ import uvicorn
 from edge_llm.engine.host import EngineHost
 from edge_llm.errors import EdgeLLMError
 from edge_llm_server.app import create_app
+from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.connection import MAX_HEAD_BYTES, protocol_class
 from edge_llm_server.engines import Engines
@@ -39,12 +40,14 @@ class Serving:
         host: EngineHost,
         cards: Mapping[str, ModelCard],
         *,
+        batches: Batches | None = None,
         log: Log | None = None,
         most_requests: int = 1 << 30,
     ) -> None:
-        """`cards` are those of the models by name. Raises `InputError` where it cannot listen."""
+        """`cards` are those of the models by name. `batches` are closed with the server. Raises `InputError` where it
+        cannot listen."""
         self.settings = settings
-        self._cards = cards
+        self._cards, self._batches = cards, batches
         self.log = log or Log()
         self.engines = Engines(host, settings, most_requests=most_requests)
         self._listeners = [tcp_socket(settings.host, settings.port)]
@@ -56,14 +59,15 @@ class Serving:
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
         self._loop = asyncio.get_running_loop()
-        app, limits = create_app(Service(self.settings, self.engines, self._cards)), Limits(self.settings)
+        service, limits = Service(self.settings, self.engines, self._cards, self._batches), Limits(self.settings)
+        app = create_app(service)
         doors = [Door(self.settings.allowed_hosts(self.port), trusted=False)]
         if self.settings.uds is not None and (listener := unix_socket(self.settings.uds)) is not None:
             self._listeners.append(listener)
             doors.append(Door(doors[0].hosts | frozenset(LOOPBACK_NAMES), trusted=True))
         for door in doors:
             config = uvicorn.Config(
-                Guard(app, self.settings, door, limits, self.log),
+                Guard(app, self.settings, door, limits, self.log, service.counts),
                 http=protocol_class(self.settings),
                 loop="asyncio",
                 ws="none",
@@ -86,6 +90,8 @@ class Serving:
             await loading
         if len(doors) > 1 and self.settings.uds is not None:
             self.settings.uds.unlink(missing_ok=True)
+        if self._batches is not None:
+            await asyncio.to_thread(self._batches.close)
         await asyncio.to_thread(self.engines.close)
         self.log("stopped")
         if self._failure is not None:

@@ -43,7 +43,12 @@ class ServerSentEvents:
 
 
 class Shape(Protocol):
-    """One protocol's words for complete answers, and for answers in pieces."""
+    """One protocol's words for complete answers."""
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]: ...
+
+
+class StreamShape(Shape, Protocol):
+    """And for answers in pieces."""
+
     def stream(self) -> Encoder: ...

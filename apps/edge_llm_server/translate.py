@@ -149,6 +149,7 @@ def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt:
             params=params,
             context_policy=policy,
             response_format=grammar,
+            choices=tuple(body.choices or ()),
             cache=body.cache_prompt is not False,
             namespace=caller.namespace,
             priority=_PRIORITIES.get(body.service_tier or "", "normal"),
@@ -231,13 +232,12 @@ def _grammar(body: Generation) -> Grammar | None:
     """What the answer must look like."""
     form = body.response_format
     wanted = [
-        Grammar.regex("|".join(map(_escaped, body.choices))) if body.choices is not None else None,
         Grammar.regex(body.regex) if body.regex is not None else None,
         Grammar.lark(body.grammar) if body.grammar else None,  # some clients always send an empty one
         _of_format(form) if isinstance(form, JsonObjectFormat | SchemaFormat) else None,
     ]
     grammars = [grammar for grammar in wanted if grammar is not None]
-    if len(grammars) > 1:
+    if len(grammars) + (body.choices is not None) > 1:
         raise ApiError.invalid("response_format, grammar, regex and choices exclude one another", "response_format")
     return grammars[0] if grammars else None
 
@@ -245,11 +245,6 @@ def _grammar(body: Generation) -> Grammar | None:
 def _of_format(form: JsonObjectFormat | SchemaFormat) -> Grammar:
     schema = form.schema_ if isinstance(form, JsonObjectFormat) else form.json_schema.schema_
     return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
-
-
-def _escaped(text: str) -> str:
-    """`text` as a regular expression."""
-    return re.sub(r"([\\.+*?()|\[\]{}^$#&~/-])", r"\\\1", text)
 
 
 def _tool(spec: ToolSpec) -> Tool:

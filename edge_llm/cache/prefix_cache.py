@@ -13,6 +13,7 @@ The last token of a prompt is never taken from a slot, so that there is a row to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -20,6 +21,8 @@ from edge_llm.cache.blocks import BLOCK, Block, BlockStore, child_key, root_key
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.snapshot import Snapshot
 
+WORTH_A_COPY = 16
+"""rows that are sooner copied than computed"""
 IDLE_CONTEXTS = 2
 """full contexts of rows that idle conversations may keep together"""
 
@@ -91,12 +94,23 @@ class PrefixCache:
         now = self._kv.length(tenant.slot)
         return Placed(tenant.slot, now, max(0, now - rows))
 
+    def awaits(self, slot: int, others: Iterable[int]) -> bool:
+        """Whether one of `others`, whose prompts are being read, will soon have rows of this one's that are worth a copy."""
+        tenant = self._tenants[slot]
+        worth = self._kv.length(slot) + WORTH_A_COPY
+        for other in (self._tenants[number] for number in others):
+            if tenant.namespace is not None and other.namespace == tenant.namespace:
+                common = common_prefix(tenant.ids, other.ids, len(tenant.ids) - 1)
+                if common >= worth and common > self._kv.length(other.slot):
+                    return True
+        return False
+
     def catch_up(self, slot: int) -> int:
         """Take over what others have computed of the same prompt since; how many rows the slot has now."""
         tenant = self._tenants[slot]
         have = self._kv.length(slot)
         for rows, source in self._matches(tenant):
-            if rows < have + BLOCK:
+            if rows < have + WORTH_A_COPY:
                 break
             if self._kv.fork(source.slot, slot, rows):
                 self._lent(source, tenant, rows)
@@ -136,6 +150,13 @@ class PrefixCache:
         tenant.idle = True
         self._touch(tenant)
         self._bound_idle_rows()
+
+    def shrink(self, nbytes: int) -> None:
+        """Let idle conversations keep at most so many bytes."""
+        for tenant in self._idle_latest_first():
+            nbytes -= self._kv.slot_bytes(tenant.slot)
+            if nbytes < 0:
+                self._give_back(tenant)
 
     def close(self) -> None:
         """Finish what was to be stored."""
@@ -241,12 +262,14 @@ class PrefixCache:
         return slot
 
     def _bound_idle_rows(self) -> None:
-        idle = sorted((tenant for tenant in self._tenants.values() if tenant.idle), key=lambda tenant: -tenant.used)
         rows = 0
-        for tenant in idle:
+        for tenant in self._idle_latest_first():
             rows += min(self._kv.length(tenant.slot), self._kv.context)
             if rows > IDLE_CONTEXTS * self._kv.context:
                 self._give_back(tenant)
+
+    def _idle_latest_first(self) -> list[_Tenant]:
+        return sorted((tenant for tenant in self._tenants.values() if tenant.idle), key=lambda tenant: -tenant.used)
 
     def _give_back(self, tenant: _Tenant) -> None:
         del self._tenants[tenant.slot]

@@ -22,7 +22,7 @@ _ENVIRONMENT = frozenset(
     {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "EDGE_LLM_HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
 )
 _ENVIRONMENT_PREFIXES = ("LC_", "XDG_", "NUMBA_", "PYTHON", "EDGE_LLM_TEST_")
-_KEPT_OUTPUT = 4096
+_KEPT_OUTPUT = 1 << 14
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -73,7 +73,8 @@ class ChildProcess:
             code = self._process.wait()
         self._listener.join()
         how = f"exit code {code}" if code >= 0 else _signal_name(-code)
-        last = self._output.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        lines = self._output.decode("utf-8", "replace").strip().split("\n")
+        last = next((line for line in lines if line.startswith("Fatal Python error")), lines[-1])
         return EngineStoppedError(
             f"the engine's process has ended ({how})", hint=f"its last words: {quoted(last)}" if last else None
         )

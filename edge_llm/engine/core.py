@@ -19,7 +19,7 @@ from edge_llm.engine.pace import ChunkPolicy, Pace
 from edge_llm.engine.reader import Reader
 from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
-from edge_llm.engine.scheduler import Plan, Scheduler, Share
+from edge_llm.engine.scheduler import Capacity, Plan, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.waiting import QueueLimits
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
@@ -63,20 +63,28 @@ class EngineCore:
         intake: Intake,
         config: EngineConfig,
         store: BlockStore | None = None,
+        kv_budget: int | None = None,
+        layout: str = "ring",
+        provider: str = "cpu",
+        notice: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`store` keeps prefixes for longer than the engine."""
+        """`store` keeps prefixes for longer than the engine. The cache has at least the config's slots: more of them keep rows
+        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `layout`, `provider` and
+        `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
         self._prefixes = PrefixCache(cache, store)
         self._shares_prefixes = config.prefix_cache != "off"
+        self._slots, self._kv_budget = config.slots, kv_budget
+        self._layout, self._provider, self._notice = layout, provider, notice
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
         self._recorder = Recorder()
         self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
         self._scheduler = Scheduler(
-            slots=cache.slots,
+            capacity=Capacity(config.slots, kv_budget, cache.bytes_of),
             max_rows=session.max_rows,
             pace=self._pace,
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
@@ -89,14 +97,16 @@ class EngineCore:
         return EngineInfo(
             name=manifest.name,
             context=self.cache.context,
-            slots=self.cache.slots,
+            slots=self._slots,
             vocab=manifest.dimensions.vocab,
             chats=self.intake.template is not None,
             tokenizer_digest=self.intake.tokenizer.digest,
-            layout=manifest.layout,
+            layout=self._layout,
             kv_type=self.cache.kv_type.name.lower(),
             parameters=manifest.parameters,
             weights_bytes=manifest.weight_bytes,
+            provider=self._provider,
+            notice=self._notice,
         )
 
     @property
@@ -106,7 +116,7 @@ class EngineCore:
     @property
     def free_slots(self) -> int:
         """Slots that no request runs in."""
-        return self.cache.free_slots + self._prefixes.idle_slots
+        return self._slots - len(self._scheduler.running)
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
@@ -120,14 +130,14 @@ class EngineCore:
     def statistics(self) -> Statistics:
         """How the engine is doing. Any thread."""
         running, waiting = self._scheduler.counts
-        held, reserved = self.cache.used_bytes, self.cache.nbytes
+        held, most = self.cache.used_bytes, self._kv_budget or self.cache.nbytes
         return Statistics.of(
             self._recorder.metrics,
             num_requests_running=running,
             num_requests_waiting=waiting,
             admission_rejections=self._scheduler.refused,
             kv_cache_bytes=held,
-            kv_cache_usage_perc=held / reserved if reserved else 0.0,
+            kv_cache_usage_perc=held / most if most else 0.0,
             rss_bytes=machine.resident_memory(),
         )
 
@@ -171,8 +181,9 @@ class EngineCore:
         self.cache.check_integrity()
         running = [sequence for sequence in self._scheduler.sequences if sequence.slot is not None]
         self._prefixes.check_integrity()
-        if len(running) != self.cache.slots - self.free_slots:
-            raise AssertionError(f"{len(running)} sequences run, but {self.free_slots} slots are free")
+        free = self.cache.free_slots + self._prefixes.idle_slots
+        if len(running) != self.cache.slots - free or len(running) > self._slots:
+            raise AssertionError(f"{len(running)} sequences run, but {free} slots are free")
         for sequence in running:
             assert sequence.slot is not None
             if self.cache.length(sequence.slot) != sequence.committed:
@@ -188,12 +199,38 @@ class EngineCore:
             elif sequence.deadline is not None and sequence.deadline <= now:
                 self._finish(sequence, FinishReason.TIMEOUT)
         self._scheduler.admit(self._place, now)
-        for sequence in self._scheduler.sequences:
-            if sequence.slot is not None and len(sequence.ids) == sequence.prompt_tokens:
-                rows = self._prefixes.catch_up(sequence.slot)
-                self._recorder.caught_up(rows - sequence.committed)
-                sequence.found(rows)
-        return self._scheduler.plan()
+        while victims := self._scheduler.victims():
+            for sequence in victims:
+                self._park(sequence)
+            self._scheduler.admit(self._place, now)
+        return self._scheduler.plan(self._catch_up())
+
+    def _catch_up(self) -> set[Sequence]:
+        """Let prompts take over what others have read of them since; gives those that wait until there is more of it."""
+        waiting: set[Sequence] = set()
+        ahead: list[int] = []
+        for sequence in self._scheduler.reading():
+            assert sequence.slot is not None
+            if not sequence.shares_rows:
+                continue
+            if self._prefixes.awaits(sequence.slot, ahead):
+                waiting.add(sequence)
+                continue
+            ahead.append(sequence.slot)
+            rows = self._prefixes.catch_up(sequence.slot)
+            self._recorder.caught_up(sequence, rows)
+            sequence.found(rows)
+        return waiting
+
+    def _park(self, sequence: Sequence) -> None:
+        """Take somebody's slot; its rows stay with those of ended conversations for as long as there is room."""
+        assert sequence.slot is not None
+        if not sequence.shares_rows:  # it goes on from its prompt, lest it finds rows that it has not seen
+            rows = self._prefixes.rewind(sequence.slot, sequence.prompt_tokens)
+            sequence.read_next(sequence.ids[: sequence.prompt_tokens], rows)
+        self._prefixes.release(sequence.slot, keep=True)
+        self._scheduler.park(sequence)
+        self._recorder.metrics.num_preemptions.add()
 
     def _place(self, sequence: Sequence) -> int | None:
         """A slot for a sequence, with the rows of it that are known."""
@@ -202,6 +239,9 @@ class EngineCore:
             return None
         self._recorder.placed(sequence, placed)
         sequence.found(placed.rows)
+        if self._kv_budget is not None:
+            running = self._scheduler.reserved_bytes(sequence, *self._scheduler.running)
+            self._prefixes.shrink(self._kv_budget - running)
         return placed.slot
 
     def _select(self, plan: Plan, logits: np.ndarray) -> Chosen:
@@ -246,8 +286,9 @@ class EngineCore:
     def _emit(self, chosen: Chosen) -> None:
         for share, selection in chosen:
             sequence = share.sequence
-            if share.segment.position < sequence.prompt_tokens:
-                done = min(sequence.committed, sequence.prompt_tokens)
+            done = min(sequence.committed, sequence.prompt_tokens)
+            if done > sequence.progress:  # not again, after it was parked
+                sequence.progress = done
                 sequence.emit(PromptProgress(done, sequence.prompt_tokens))
             if selection is None:
                 if sequence.reader is not None and not sequence.pending:

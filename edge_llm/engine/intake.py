@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from edge_llm import machine
-from edge_llm.engine.reader import ChoiceReader, EmbeddingReader, Reader
+from edge_llm.engine.decoding import Decoding
+from edge_llm.engine.reader import MAX_CHOICE_TOKENS, ChoiceReader, EmbeddingReader, Reader
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
 from edge_llm.engine.stream import TextStream
@@ -17,19 +17,13 @@ from edge_llm.engine.tooling import Tooling, forces_calls
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import ContextLengthError, ModelFormatError, ParameterError, TemplateError, quoted
 from edge_llm.model.manifest import TEMPLATE_NAME, TOKENIZER_NAME, ModelManifest
-from edge_llm.sampling.decoders import Decoder, GrammarDecoder, SampledDecoder, TriggeredDecoder, mask_without
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
-from edge_llm.sampling.speculation import SpeculativeDecoder
 from edge_llm.text.prompt import RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edge_llm.sampling.grammar_compiler import GrammarCompiler, Matcher
     from edge_llm.text.chat_template import ChatTemplate
-
-
-MAX_CHOICE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +59,8 @@ class Intake:
         self.template = template
         self._window = window
         self._policy = policy
-        self._speculates = speculates
-        self._sampler = sampler
         self.tooling = Tooling.of(manifest, tokenizer.added_tokens)
-        self._grammars: GrammarCompiler | None = None
-        self._lock = threading.Lock()
+        self._decoding = Decoding(manifest, tokenizer, self.tooling, sampler, speculates=speculates)
 
     @classmethod
     def open(
@@ -113,7 +104,7 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=self._decoder(request, params, ids, None if prompt is None else prompt.text),
+            decoder=self._decoding.decoder(request, params, ids, None if prompt is None else prompt.text),
             stream=TextStream(
                 self.tokenizer,
                 params,
@@ -156,55 +147,9 @@ class Intake:
             raise ContextLengthError(longest, limit)
         return ChoiceReader(ids, list(labels.items()), self.manifest.tokens.eos)
 
-    def _decoder(
-        self, request: Request, params: SamplingParams, ids: list[int], prompt: RenderedPrompt | None
-    ) -> Decoder:
-        sampler = self._sampler.sequence(params, ids, self.tokenizer.token_bytes)
-        matcher, trigger = self._matcher(request), self.tooling.trigger(request, prompt)
-        if matcher is None:
-            return SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
-        if trigger is None:
-            return GrammarDecoder(sampler, matcher)
-        until = None if trigger.in_grammar else mask_without(self.manifest.tokens.eos, self.manifest.dimensions.vocab)
-        tokenizer = self.tokenizer
-        return TriggeredDecoder(
-            sampler, matcher, trigger, token_bytes=tokenizer.token_bytes, encode=tokenizer.encode_raw, before=until
-        )
-
-    def _matcher(self, request: Request) -> Matcher | None:
-        """Where the grammar of an answer, or of the calls in it, begins; None if it has none."""
-        if request.response_format is not None:
-            return self._compiler().matcher(request.response_format)
-        try:
-            grammar = self.tooling.grammar(request)
-            return None if grammar is None else self._compiler().matcher(grammar)
-        except ParameterError as error:
-            if not forces_calls(request):
-                return None  # what the model decides to call is read, not ruled
-            raise ParameterError(
-                f"tool_choice {request.tool_choice} cannot be kept: {error}", hint=error.hint
-            ) from None
-
-    def _compiler(self) -> GrammarCompiler:
-        with self._lock:
-            if self._grammars is None:
-                from edge_llm.sampling.grammar_compiler import GrammarCompiler
-
-                tokenizer, size = self.tokenizer, self.manifest.dimensions.vocab
-                known = min(size, tokenizer.vocab_size)
-                self._grammars = GrammarCompiler(
-                    [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (size - known),
-                    control_ids=sorted(tokenizer.added_tokens.values()),
-                    end_ids=self.manifest.tokens.eos,
-                    encode=tokenizer.encode_raw,
-                )
-            return self._grammars
-
     def close(self) -> None:
         """End what was started beside the engine; idempotent."""
-        with self._lock:
-            if self._grammars is not None:
-                self._grammars.close()
+        self._decoding.close()
 
     def prompt(self, request: Request) -> tuple[list[int], tuple[range, ...]]:
         """The tokens that a request starts from; and where each message lies among them, if the request may slide.

@@ -10,6 +10,9 @@ import numpy as np
 from edge_llm.errors import GenerationError
 from edge_llm.messages import Choice
 
+MAX_CHOICE_TOKENS = 64
+"""of one label"""
+
 
 class Reader(Protocol):
     """Takes what a step has computed of one request; has state, used by one thread.

@@ -19,14 +19,17 @@ class Recorder:
         self.metrics = Metrics()
 
     def placed(self, sequence: Sequence, placed: Placed) -> None:
-        """A request has got a slot, and rows with it."""
+        """A request has got a slot, and rows with it; what it finds of its own after it was parked is no hit."""
+        if sequence.preemptions:
+            return
         self.metrics.prefix_cache_queries.add(sequence.prompt_tokens)
         self.metrics.prefix_cache_hits[DISK] += placed.stored
         self.metrics.prefix_cache_hits[MEMORY] += placed.rows - placed.stored
 
-    def caught_up(self, rows: int) -> None:
-        """Rows were taken over from somebody who reads the same prompt."""
-        self.metrics.prefix_cache_hits[MEMORY] += rows
+    def caught_up(self, sequence: Sequence, rows: int) -> None:
+        """It has so many rows now, some of them from somebody who reads the same prompt."""
+        if not sequence.preemptions:
+            self.metrics.prefix_cache_hits[MEMORY] += rows - sequence.committed
 
     def chosen(self, sequence: Sequence, now: float) -> None:
         """A step has given a request tokens."""
@@ -64,6 +67,7 @@ class Recorder:
         metrics.request_success[last.reason.value] += 1
         if sequence.structured and last.reason in (FinishReason.LENGTH, FinishReason.TIMEOUT):
             metrics.truncated_structures.add()
+        metrics.invalid_tool_calls.add(last.invalid_tool_calls)
         metrics.request_queue_time_seconds.observe(last.timings.queue_s)
         metrics.e2e_request_latency_seconds.observe(last.timings.total_s)
         if marks.first_token is not None and marks.last_token is not None:

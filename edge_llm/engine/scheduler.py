@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,15 +48,25 @@ class Plan:
         return Step(tuple(share.segment for share in self.shares))
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What those who run share: `slots`, and `kv_bytes` of keys and values (None: any), of which each takes `kv_bytes_of`
+    its longest answer."""
+
+    slots: int
+    kv_bytes: int | None = None
+    kv_bytes_of: Callable[[int], int] = lambda rows: 0
+
+
 class Scheduler:
     """The most urgent first, within bounds.
 
     `check_room` and `enqueue` may be called from any thread; everything else from the one that runs the steps.
     """
 
-    def __init__(self, *, slots: int, max_rows: int, pace: Pace, limits: QueueLimits) -> None:
-        """`max_rows` bounds the rows of a step and is at least `slots`, so that everybody answered gets a row."""
-        self._slots, self._max_rows, self._pace = slots, max_rows, pace
+    def __init__(self, *, capacity: Capacity, max_rows: int, pace: Pace, limits: QueueLimits) -> None:
+        """`max_rows` bounds the rows of a step and is at least the slots, so that everybody answered gets a row."""
+        self._capacity, self._max_rows, self._pace = capacity, max_rows, pace
         self._lock = threading.Lock()
         self._waiting = WaitingQueue(limits)
         self._running: list[Sequence] = []
@@ -93,21 +103,66 @@ class Scheduler:
             self._waiting.add(sequence)
 
     def _check_room(self, priority: str, prompt_tokens: int) -> None:
-        free, retry_s = self._slots - len(self._running), self._mean_s / self._slots
+        slots = self._capacity.slots
+        free = slots - len(self._running)
         try:
-            self._waiting.check_room(priority, prompt_tokens, free=free, retry_s=retry_s)
+            self._waiting.check_room(priority, prompt_tokens, free=free, retry_s=self._mean_s / slots)
         except QueueFullError:
             self.refused += 1
             raise
 
     def admit(self, acquire: Callable[[Sequence], int | None], now: float) -> None:
-        """Give those who wait the slots that `acquire` has."""
-        while (sequence := self._waiting.first) is not None and (slot := acquire(sequence)) is not None:
+        """Give those who wait the slots that `acquire` has, in their turn: who is too large now keeps others waiting too."""
+        while (sequence := self._first_waiting) is not None and self._fits(sequence):
+            slot = acquire(sequence)
+            if slot is None:
+                return
             with self._lock:
                 self._waiting.remove(sequence)
                 sequence.slot = slot
-                sequence.marks.admitted = now
+                if sequence.marks.admitted is None:
+                    sequence.marks.admitted = now
                 self._running.append(sequence)
+
+    def victims(self) -> list[Sequence]:
+        """Who is to be parked so that the first in the queue can run: the least urgent, all of lower priorities and later
+        turns; nobody if it can run without, or could not even so."""
+        first, victims = self._first_waiting, list[Sequence]()
+        if first is None or self._fits(first):
+            return []
+        for sequence in sorted(self._running, key=lambda running: running.urgency, reverse=True):
+            if sequence.rank > first.rank and sequence.urgency_if_parked > first.urgency:
+                victims.append(sequence)
+                if self._fits(first, without=victims):
+                    return victims
+        return []
+
+    def park(self, sequence: Sequence) -> None:
+        """Let somebody who runs wait again."""
+        with self._lock:
+            self._running.remove(sequence)
+            sequence.park()
+            self._waiting.add(sequence)
+
+    @property
+    def _first_waiting(self) -> Sequence | None:
+        with self._lock:
+            return self._waiting.first
+
+    def _fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
+        """Whether it can run beside those who do, but for those `without` whom it is to be."""
+        others = [running for running in self._running if running not in without]
+        if len(others) >= self._capacity.slots:
+            return False
+        return self._capacity.kv_bytes is None or self.reserved_bytes(sequence, *others) <= self._capacity.kv_bytes
+
+    def reserved_bytes(self, *sequences: Sequence) -> int:
+        """Bytes of keys and values that these may come to hold."""
+        return sum(self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
 
     def remove(self, sequence: Sequence, now: float) -> None:
         """Forget a request that is done."""
@@ -119,10 +174,10 @@ class Scheduler:
             else:
                 self._waiting.remove(sequence)
 
-    def plan(self) -> Plan:
+    def plan(self, waiting: Container[Sequence] = ()) -> Plan:
         """The next step: a row for everybody who is being answered, then as much prompt as the pace allows.
 
-        Changes nothing; empty if nobody runs.
+        Prompts of those `waiting` are not read in it. Changes nothing; empty if nobody runs.
         """
         decoding = [sequence for sequence in self._running if sequence.phase is Phase.DECODE]
         shares: list[Share] = []
@@ -131,7 +186,7 @@ class Scheduler:
             share = _share(sequence, rows - (len(decoding) - i))
             shares.append(share)
             rows -= share.segment.rows
-        prompts = self.reading()
+        prompts = [sequence for sequence in self.reading() if sequence not in waiting]
         if prompts:
             rows = min(rows, self._pace.prompt_rows(len(decoding), prompts[0].committed))
         for sequence in prompts:
@@ -159,6 +214,9 @@ def _share(sequence: Sequence, rows: int) -> Share:
     if count < sequence.pending:
         return Share(sequence, Segment(sequence.slot, sequence.committed, tokens), 0)
     # each draft may be accepted, and one more token is always chosen
-    drafts = sequence.decoder.propose(max(0, min(rows - count, sequence.room - 1)))
+    try:
+        drafts = sequence.decoder.propose(max(0, min(rows - count, sequence.room - 1)))
+    except Exception:  # a guess that fails is none; everybody else's step must not fail with it
+        drafts = ()
     segment = Segment(sequence.slot, sequence.committed, [*tokens, *drafts], 1 + len(drafts))
     return Share(sequence, segment, len(drafts))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from edge_llm.engine.reader import Reader
+from edge_llm.engine.reader import MAX_CHOICE_TOKENS, Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.window import ContextWindow
@@ -18,6 +18,8 @@ Emit = Callable[[Event | EdgeLLMError], None]
 """takes a request's events; `Finished` or an error comes last, once"""
 
 
+_PARKED_S = 30.0
+"""seconds that being parked once counts as waiting, lest it is parked each time that it has just been read again"""
 _STEPS_BACK_S = dict(zip(PRIORITIES, (0.0, 60.0, 300.0), strict=True))
 """seconds by which a request counts as later than it came"""
 
@@ -68,12 +70,16 @@ class Sequence:
         "max_tokens",
         "namespace",
         "places",
+        "preemptions",
         "priority",
+        "progress",
         "prompt_tokens",
+        "reached",
         "reader",
         "slot",
         "stream",
         "structured",
+        "to_read",
         "window",
     )
 
@@ -112,7 +118,12 @@ class Sequence:
         self.deadline = None if timeout_s is None else submitted + timeout_s
         self.reader = reader
         self.slot: int | None = None
+        self.to_read = self.prompt_tokens
+        """ids that must be in the cache before the answer begins, or goes on"""
         self.committed = self.cached = 0
+        self.reached = self.progress = 0
+        """most rows that were there before it was parked; prompt tokens that were told of"""
+        self.preemptions = 0
         self.drafted = self.accepted_drafts = 0
         self.cancelled = False
         self.ended = False
@@ -123,16 +134,34 @@ class Sequence:
             return Phase.ENDED
         if self.slot is None:
             return Phase.QUEUED
-        given = self.reader is not None or len(self.ids) == self.prompt_tokens
+        given = self.reader is not None or self.committed < self.to_read
         return Phase.PREFILL if given else Phase.DECODE
 
     @property
+    def most_rows(self) -> int:
+        """Rows that it may come to have."""
+        return self.prompt_tokens + (self.max_tokens if self.reader is None else MAX_CHOICE_TOKENS)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether it may skip rows that others have. A reader needs what follows its prompt."""
+        return self.reader is None or len(self.ids) == self.prompt_tokens
+
+    @property
     def urgency(self) -> float:
-        """When its turn comes, the smallest first: its arrival, later by what its priority costs.
+        """When its turn comes, the smallest first: its arrival, later by what its priority costs and sooner each time that
+        it was parked.
 
         So somebody of a lower priority goes before all who come long enough after, and nobody waits for ever.
         """
-        return self.marks.submitted + _STEPS_BACK_S[self.priority]
+        return self._urgency(self.preemptions)
+
+    @property
+    def urgency_if_parked(self) -> float:
+        return self._urgency(self.preemptions + 1)
+
+    def _urgency(self, preemptions: int) -> float:
+        return self.marks.submitted + max(0.0, _STEPS_BACK_S[self.priority] - _PARKED_S * preemptions)
 
     @property
     def rank(self) -> int:
@@ -151,13 +180,20 @@ class Sequence:
 
     def found(self, rows: int) -> None:
         """The slot holds the first `rows` rows, of which some did not have to be computed."""
-        self.cached += rows - self.committed
+        if not self.preemptions:  # what it computed itself before is no hit
+            self.cached += rows - self.committed
         self.committed = rows
 
     def read_next(self, ids: list[int], rows: int) -> None:
         """Other tokens are to be read now; the slot holds the first `rows` rows."""
         self.ids[:] = ids
         self.committed = rows
+
+    def park(self) -> None:
+        """Wait again, for a slot of somebody more urgent. Nothing is lost but the slot: the decoder goes on where it is."""
+        self.reached = max(self.reached, self.committed)
+        self.slot, self.committed, self.to_read = None, 0, len(self.ids)
+        self.preemptions += 1
 
     def cancel(self) -> None:
         """Ask for an end, which the next step brings. Any thread."""
@@ -166,6 +202,7 @@ class Sequence:
     def finished(self, reason: FinishReason, now: float) -> Finished:
         """The last event, for an end at `now`."""
         calls = self.stream.tool_calls
+        rows = max(self.reached, self.committed)
         return Finished(
             reason=FinishReason.TOOL_CALLS if calls and reason is FinishReason.STOP else reason,
             usage=Usage(
@@ -180,8 +217,8 @@ class Sequence:
             seed=self.decoder.seed,
             token_ids=tuple(self.stream.token_ids),
             matched_stop=self.stream.matched_stop,
-            forgotten=self.window.forgotten_places(self.places, self.committed),
-            forgotten_tokens=len(self.window.forgotten(self.committed)),
+            forgotten=self.window.forgotten_places(self.places, rows),
+            forgotten_tokens=len(self.window.forgotten(rows)),
             tool_calls=calls,
             invalid_tool_calls=self.stream.invalid_tool_calls,
             **({} if self.reader is None else self.reader.results()),

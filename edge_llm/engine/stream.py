@@ -34,8 +34,8 @@ class TextStream:
     """Feed it what a decoder chose in each step; it gives the deltas of the step.
 
     The answer ends (`finish`) with an end token or a token that a stop names, which are never shown; before a stop
-    string in its text, be it answer or not yet told from it; or at `max_tokens`. Reports of tokens wait for text to go
-    with, so that none runs ahead into a stop string; tokens of reasoning and calls have none.
+    string in its text, reasoning and calls apart; after the last call that it may hold; or at `max_tokens`. Reports of
+    tokens wait for text to go with, so that none runs ahead into a stop string; tokens of reasoning and calls have none.
     """
 
     def __init__(

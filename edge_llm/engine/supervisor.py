@@ -27,6 +27,10 @@ from edge_llm.metrics import Statistics
 
 GRACE_S = 5.0
 """how long a process may take to end before it is killed"""
+_LONGEST_LOAD_S = 60.0
+"""how long a request waits for a process that is started again"""
+_DYING_S = 0.5
+"""likewise, if nobody told it to end: readers wait for the reason"""
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _STEADY_S = 60.0
@@ -166,7 +170,7 @@ class Supervisor:
 
     def _ready_child(self) -> ChildProcess:
         """The process, once it is ready; the lock is held."""
-        self._changed.wait_for(lambda: self._closing or self._phase is not Phase.LOADING, self._reply_timeout_s)
+        self._changed.wait_for(lambda: self._closing or self._phase is not Phase.LOADING, _LONGEST_LOAD_S)
         if self._closing:
             raise EngineStoppedError("the engine is closed")
         if self._child is None or self._phase is not Phase.READY:
@@ -183,21 +187,32 @@ class Supervisor:
     # --- the thread ---
 
     def _run(self) -> None:
+        error: EdgeLLMError | None = None
+        try:
+            error = self._lives()
+        finally:  # whatever it was, nobody may wait for an answer that never comes
+            with self._changed:
+                error = None if self._closing else error
+                self._closing, self._phase, self._error = True, Phase.STOPPED, error
+                self._changed.notify_all()
+            self._fail_all(EngineStoppedError("the engine is closed"))
+        self._tell(EngineState(Phase.STOPPED, error=error))
+
+    def _lives(self) -> EdgeLLMError:
+        """One process after the other, until the end or a first one that never was ready; why the last one ended."""
         policy = RestartPolicy()
         while True:
             lived_s, error = self._one_life()
             with self._changed:
                 if self._closing or self.info is None:
-                    break
+                    return error
                 delay_s = policy.delay(lived_s)
             if delay_s:
                 self._enter(EngineState(Phase.STOPPED, error=error))
             self._fail_all(error)
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, delay_s):
-                    break
-        self._enter(EngineState(Phase.STOPPED, error=None if self._closing else error))
-        self._fail_all(EngineStoppedError("the engine is closed"))
+                    return error
 
     def _one_life(self) -> tuple[float, EdgeLLMError]:
         """A process from its start to its end: how long it was ready, in seconds, and why it ended."""
@@ -211,20 +226,22 @@ class Supervisor:
             self._child = child
             if self._closing:
                 child.kill()
-        ready_at, reason = None, None
+        ready_at, reason, heard_all = None, None, False
         try:
             while reason is None and (values := child.channel.receive()):
                 for value in values:
                     reason = self._take(value) or reason
                 if ready_at is None and self._phase is Phase.READY:
                     ready_at = self._clock()
+            heard_all = reason is None
         except WireError as error:
             reason = EngineStoppedError(f"the engine's process does not keep to the protocol: {error}")
-        with self._changed:
-            self._child, self._phase = None, Phase.LOADING
-        if reason is not None:
-            child.kill()
-        how = child.end(GRACE_S)
+        finally:
+            with self._changed:
+                self._child, self._phase = None, Phase.LOADING
+            if not heard_all:
+                child.kill()
+            how = child.end(GRACE_S if self._closing else _DYING_S)
         return 0.0 if ready_at is None else self._clock() - ready_at, reason or how
 
     def _take(self, message: Any) -> EdgeLLMError | None:

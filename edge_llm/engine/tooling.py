@@ -84,7 +84,10 @@ class Tooling:
             reasoning = ChannelSplitter(self._markers, is_open=self._markers.open_in(prompt))
         calls = ToolCallParser(self.syntax, [tool.name for tool in tools]) if tools else None
         several = request.parallel_tool_calls and request.tool_choice in ("auto", "required")
-        return AnswerReaders(reasoning, calls, frozenset(self.marker_ids.values()), MAX_CALLS if several else 1)
+        seen = [self._markers.begin, self._markers.end] if self._markers else []
+        seen += [self.syntax.begin, self.syntax.end] if tools else []
+        shown = frozenset(self.marker_ids[text] for text in seen if text in self.marker_ids)
+        return AnswerReaders(reasoning, calls, shown, MAX_CALLS if several else 1)
 
     def grammar(self, request: Request) -> Grammar | None:
         """What a forced answer, or a call that the model has begun, must look like; None if nothing rules them.

@@ -56,7 +56,7 @@ class WaitingQueue:
         """
         rank = PRIORITIES.index(priority)
         before = [other for other in self._sequences if other.rank <= rank]
-        queued = before[free:]
+        queued = [other for other in before[free:] if not other.preemptions]  # they were let in before
         if len(before) < free:
             return
         tokens = sum(other.prompt_tokens for other in queued)

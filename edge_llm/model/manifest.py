@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_llm.errors import ModelFormatError, UnsupportedModelError
+from edge_llm.errors import ModelFormatError, OutdatedModelError, UnsupportedModelError
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -146,7 +146,8 @@ class ModelManifest:
 
     @classmethod
     def from_json(cls, text: str) -> ModelManifest:
-        """Raises `ModelFormatError` for anything that is not a sound manifest, `UnsupportedModelError` for another version."""
+        """Raises `ModelFormatError` for anything that is not a sound manifest, `UnsupportedModelError` for another version
+        (`OutdatedModelError` for an older one)."""
         try:
             raw = json.loads(text)
             if not isinstance(raw, dict):
@@ -196,7 +197,7 @@ def _other_version(version: object) -> UnsupportedModelError:
             f"manifest.json has format version {version}, this program reads {FORMAT_VERSION}",
             hint="the model was imported by a newer edge-llm: upgrade this one",
         )
-    return UnsupportedModelError(
+    return OutdatedModelError(
         f"manifest.json has format version {version!r}, this program reads {FORMAT_VERSION}",
         hint="the model was imported by an older edge-llm: `edge-llm pull NAME`, or import its file again",
     )

@@ -12,7 +12,7 @@ the decoder the logits that follow the last token and each draft. What fits this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,12 +57,34 @@ class Decoder(Protocol):
         ...
 
 
+class FreeDecoder(Decoder, Protocol):
+    """A decoder that others may take turns with."""
+
+    index: int
+    """how many tokens the answer has"""
+    ends_with: Callable[[int], bool]
+    """called with each token in turn: whether it is the last that this decoder chooses, for now"""
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """The answer went on with these, which somebody else chose and the sampler has observed."""
+        ...
+
+
+def never(_token_id: int) -> bool:
+    return False
+
+
 class SampledDecoder:
     """One token a step, drawn with the counter of its own index; temperature 0 makes it greedy."""
 
-    def __init__(self, sampler: SequenceSampler) -> None:
-        self._sampler = sampler
-        self._index = 0
+    def __init__(self, sampler: SequenceSampler, mask: np.ndarray | None = None) -> None:
+        """`mask` has a bit for each token that may be chosen; None: any."""
+        self._sampler, self._mask = sampler, mask
+        self.index = 0
+        self.ends_with: Callable[[int], bool] = never
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        self.index += len(token_ids)
 
     @property
     def seed(self) -> int:
@@ -72,9 +94,10 @@ class SampledDecoder:
         return ()
 
     def select(self, logits: np.ndarray) -> Selection:
-        sampled = self._sampler.sample(logits[0], self._index)
+        sampled = self._sampler.sample(logits[0], self.index, self._mask)
         self._sampler.observe(sampled.token_id)
-        self._index += 1
+        self.index += 1
+        self.ends_with(sampled.token_id)
         return Selection((sampled,))
 
 
@@ -123,7 +146,7 @@ class Trigger:
 
 
 class TriggeredDecoder:
-    """As `SampledDecoder` until a trigger comes, then within a grammar until that ends, and so on.
+    """Lets `free` choose until a trigger comes, then chooses within a grammar until that ends, and so on.
 
     What comes outside of the grammar is what would come without it, token for token.
     """
@@ -131,63 +154,66 @@ class TriggeredDecoder:
     def __init__(
         self,
         sampler: SequenceSampler,
+        free: FreeDecoder,
         matcher: Matcher,
         trigger: Trigger,
         *,
         token_bytes: Callable[[int], bytes],
         encode: Callable[[str], list[int]],
-        before: np.ndarray | None = None,
+        once: bool = False,
     ) -> None:
-        """`matcher` is at the beginning of its grammar. With a mask `before` of what may come until then, the answer ends
-        with the grammar."""
-        self._sampler, self._start, self._trigger = sampler, matcher, trigger
-        self._token_bytes, self._encode, self._before = token_bytes, encode, before
+        """`free` draws from `sampler` too; `matcher` is at the beginning of its grammar. With `once` the answer ends with
+        the grammar."""
+        self._sampler, self._free, self._start, self._trigger = sampler, free, matcher, trigger
+        self._token_bytes, self._encode, self._once = token_bytes, encode, once
         self._matcher: Matcher | None = None
         self._tail = b""
-        self._index = 0
+        free.ends_with = self._begins_with
 
     @property
     def seed(self) -> int:
         return self._sampler.seed
 
     def propose(self, room: int) -> tuple[int, ...]:
-        return ()
+        return self._free.propose(room) if self._matcher is None else ()
 
     def select(self, logits: np.ndarray) -> Selection:
-        mask = self._before if self._matcher is None else self._matcher.mask()
-        sampled = self._sampler.sample(logits[0], self._index, mask)
         if self._matcher is None:
-            self._matcher = self._triggered(sampled.token_id)
+            accepted = self._free.select(logits).accepted
         else:
-            self._matcher.accept(sampled.token_id)
-        forced: tuple[int, ...] = ()
-        if self._matcher is not None and not self._matcher.finished:
-            forced = tuple(self._matcher.forced())
-        for token_id in (sampled.token_id, *forced):
-            self._sampler.observe(token_id)
-        self._index += 1 + len(forced)
-        finish = None
-        if self._matcher is not None and self._matcher.finished:
-            self._matcher = None
-            finish = None if self._before is None else FinishReason.STOP
-        return Selection((sampled,), forced, finish)
+            accepted = (self._sampler.sample(logits[0], self._free.index, self._matcher.mask()),)
+            self._matcher.accept(accepted[0].token_id)
+            self._follow([accepted[0].token_id])
+        if self._matcher is None:
+            return Selection(accepted)
+        forced = [] if self._matcher.finished else self._matcher.forced()
+        self._follow(forced)
+        if not self._matcher.finished:
+            return Selection(accepted, tuple(forced))
+        self._matcher = None
+        return Selection(accepted, tuple(forced), FinishReason.STOP if self._once else None)
 
-    def _triggered(self, token_id: int) -> Matcher | None:
-        """The grammar behind this token if it ends, or holds the end of, the trigger; None too if what follows does not fit."""
+    def _follow(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self._sampler.observe(token_id)
+        self._free.follow(token_ids)
+
+    def _begins_with(self, token_id: int) -> bool:
+        """Whether the grammar begins with this token, or inside it; not if what follows there does not fit."""
         trigger = self._trigger
         if trigger.token_id is not None:
             if token_id != trigger.token_id:
-                return None
+                return False
             begun = [token_id] if trigger.in_grammar else []
         else:
             text = self._tail + self._token_bytes(token_id)
             place = text.find(trigger.text)
             if place < 0:
                 self._tail = text[max(0, len(text) - len(trigger.text) + 1) :]
-                return None
+                return False
             self._tail = b""
-            begun = self._encode(
-                text[place + (0 if trigger.in_grammar else len(trigger.text)) :].decode("utf-8", "replace")
-            )
+            rest = text[place + (0 if trigger.in_grammar else len(trigger.text)) :]
+            begun = self._encode(rest.decode("utf-8", "replace"))
         matcher = self._start.fresh()
-        return matcher if matcher.allows(begun) else None
+        self._matcher = matcher if matcher.allows(begun) else None
+        return self._matcher is not None

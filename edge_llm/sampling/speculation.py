@@ -8,11 +8,11 @@ Kalman, Matias, arXiv:2211.17192, whose rejection sampling equal draws make need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge_llm.sampling.decoders import Selection
+from edge_llm.sampling.decoders import Selection, never
 from edge_llm.sampling.sampler import SequenceSampler
 
 MATCHED = 4
@@ -56,7 +56,8 @@ class SpeculativeDecoder:
     def __init__(self, sampler: SequenceSampler, prompt_ids: Sequence[int]) -> None:
         self._sampler = sampler
         self._lookup = PromptLookup(prompt_ids)
-        self._index = 0
+        self.index = 0
+        self.ends_with: Callable[[int], bool] = never
         self._drafts: tuple[int, ...] = ()
         self._length = _FIRST_DRAFT
         self._rate = 1.0
@@ -67,8 +68,13 @@ class SpeculativeDecoder:
     def seed(self) -> int:
         return self._sampler.seed
 
+    def follow(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self._lookup.observe(token_id)
+        self.index += len(token_ids)
+
     def propose(self, room: int) -> tuple[int, ...]:
-        waits = self._index < self._resume_at
+        waits = self.index < self._resume_at
         self._drafts = () if waits else self._lookup.draft(min(room, self._length))
         return self._drafts
 
@@ -76,12 +82,12 @@ class SpeculativeDecoder:
         drafts = self._drafts[: len(logits) - 1]
         accepted = []
         for row, draft in zip(logits, (*drafts, None), strict=True):
-            sampled = self._sampler.sample(row, self._index)
+            sampled = self._sampler.sample(row, self.index)
             self._sampler.observe(sampled.token_id)
             self._lookup.observe(sampled.token_id)
-            self._index += 1
+            self.index += 1
             accepted.append(sampled)
-            if sampled.token_id != draft:
+            if self.ends_with(sampled.token_id) or sampled.token_id != draft:
                 break
         if drafts:
             self._learn(len(drafts), len(accepted) - 1)
@@ -91,7 +97,7 @@ class SpeculativeDecoder:
         self._length = min(MAX_DRAFT, max(_SHORTEST, 2 * right))
         self._rate = _MEMORY * self._rate + (1 - _MEMORY) * right / tried
         if self._rate < _WORTH:
-            self._resume_at = self._index + self._pause
+            self._resume_at = self.index + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._length = min(self._length, _FIRST_DRAFT)
             self._rate = 1.2 * _WORTH  # one more failure, and it pauses again

@@ -14,20 +14,15 @@ from enum import Enum, auto
 from typing import Any, NoReturn
 
 from edge_llm.messages import TextDelta, ToolCall, ToolCallDelta
+from edge_llm.text.bracketed import BracketedValue
 from edge_llm.text.markers import TrailingSpace, cut
 from edge_llm.text.pythonic import PythonicReader
 from edge_llm.text.tool_syntax import CallForm, ToolSyntax
 
-MAX_CALL_CHARACTERS = 1 << 20
-"""of one call, or one list of calls"""
 MAX_CALLS = 32
 """of one answer: a small model may repeat itself for ever"""
-_MAX_DEPTH = 64
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
-_OUTSIDE_TEXTS = frozenset("{}[]:,+-." + string.ascii_letters + string.digits + string.whitespace)
-"""characters of JSON outside its texts"""
-_OUTSIDE_PYTHON_TEXTS = _OUTSIDE_TEXTS | frozenset("()=_")
 
 
 def new_call_id() -> str:
@@ -54,7 +49,7 @@ class ToolCallParser:
         self._held = ""
         self._space = TrailingSpace()
         self._raw: list[str] = []
-        self._value = _Value(syntax.form)
+        self._value = BracketedValue(syntax.form)
         self._end_may_follow = False
         self.calls: list[ToolCall] = []
         self.repeats = False
@@ -123,7 +118,7 @@ class ToolCallParser:
             self._state = _State.TEXT
             return
         self._raw = [shown]
-        self._value = _Value(self._syntax.form)
+        self._value = BracketedValue(self._syntax.form)
         self._state = _State.VALUE
 
     def _collect(self, text: str, deltas: list[TextDelta | ToolCallDelta]) -> str:
@@ -179,53 +174,6 @@ class ToolCallParser:
     def _say(self, text: str, deltas: list[TextDelta | ToolCallDelta]) -> None:
         if shown := self._space.feed(text):
             deltas.append(TextDelta(shown))
-
-
-class _Value:
-    """Finds where a bracketed value ends, character by character."""
-
-    def __init__(self, form: CallForm) -> None:
-        pythonic = form is CallForm.PYTHONIC
-        self.opening = "[" if pythonic else "{["
-        self._quotes = "\"'" if pythonic else '"'
-        self._outside = _OUTSIDE_PYTHON_TEXTS if pythonic else _OUTSIDE_TEXTS
-        self._depth = self._size = 0
-        self._quote = ""
-        self._escaped = False
-        self.whole = False
-        self.broken = False
-
-    def feed(self, text: str) -> int:
-        """Takes characters up to the end of the value, or to the first that cannot be in one; gives how many."""
-        for used, character in enumerate(text):
-            self._size += 1
-            if self._quote:
-                self._inside(character)
-            elif character in self._quotes and self._depth:
-                self._quote = character
-            elif character not in self._outside or not (self._depth or self._may_begin(character)):
-                self.broken = True
-                return used
-            else:
-                self._depth += (character in "{[(") - (character in "}])")
-                if self._depth == 0 and not character.isspace():
-                    self.whole = True
-                    return used + 1
-            if self._size > MAX_CALL_CHARACTERS or self._depth > _MAX_DEPTH:
-                self.broken = True
-                return used + 1
-        return len(text)
-
-    def _may_begin(self, character: str) -> bool:
-        return character in self.opening or character.isspace()
-
-    def _inside(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == self._quote:
-            self._quote = ""
 
 
 def read_calls(text: str, syntax: ToolSyntax, names: Collection[str]) -> list[tuple[str, str]] | None:

@@ -10,6 +10,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from edge_llm_batch import endpoints
 from edge_llm_batch.endpoints import Defaults
 from edge_llm_batch.pool import TaskPool
 from edge_llm_batch.run import BatchRun
@@ -19,11 +20,11 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EngineStoppedError, GenerationError, QueueFullError
 from edge_llm.messages import Finished, FinishReason, TextDelta, Timings, Usage
 from tests.batch.rig import (
-    CHAT,
     COMPLETION,
     Kept,
     chat,
     completion,
+    embeddings,
     engine_of,
     results_of,
     run_batch,
@@ -51,6 +52,12 @@ BODIES = [
     completion("p", "word " * 500),
     completion("q", "word " * 500, truncation="auto"),
     chat("r", regex="yes|no"),
+    chat("s", choices=["yes", "no"]),
+    embeddings("t"),
+    embeddings("u", ["one", "two"], encoding_format="base64"),
+    embeddings("v", [[104, 105], [106]], pooling="last"),
+    embeddings("w", ""),
+    embeddings("y", "word " * 500),
 ]
 VOLATILE = ("id", "created", "timings", "seed", "prompt_tokens_details")
 
@@ -92,6 +99,13 @@ def test_a_prompt_that_is_too_long_says_both_numbers() -> None:
     error = result["response"]["body"]["error"]
     assert (error["type"], error["n_ctx"]) == ("exceed_context_size_error", 256)
     assert error["n_prompt_tokens"] > 2000
+
+
+def test_vectors_of_another_size_are_refused() -> None:
+    small, right = results_of(make_core(), [embeddings("a", dimensions=3), embeddings("b", dimensions=32)])
+    assert small["response"]["body"]["error"]["param"] == "dimensions"
+    vector = right["response"]["body"]["data"][0]["embedding"]
+    assert sum(x * x for x in vector) == pytest.approx(1)
 
 
 def test_faults_of_lines_are_lines() -> None:
@@ -184,6 +198,16 @@ def test_one_that_fails_leaves_the_others_alone() -> None:
     assert failed["response"]["body"]["error"]["type"] == "server_error"
 
 
+def test_a_fault_of_ours_is_one_line_without_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(raw: Any, engine: Any) -> Any:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(endpoints, "ENDPOINTS", {**endpoints.ENDPOINTS, COMPLETION: faulty})
+    failed, answered = results_of(make_core(), [completion("a"), chat("b")])
+    assert failed["response"]["body"]["error"]["message"] == "the request failed: KeyError"
+    assert answered["response"]["status_code"] == 200
+
+
 def test_a_full_queue_is_asked_again_when_it_said() -> None:
     with engine_of(make_core()) as engine:
         full = Watched(engine, refusals=3)
@@ -253,11 +277,10 @@ def test_company_changes_no_answer() -> None:
             assert settled(one["response"]["body"]) == settled(alone["response"]["body"])
 
 
-def test_urls_of_the_two_kinds_may_mix() -> None:
-    results = results_of(make_core(says("Paris")), [chat("a"), completion("b"), chat("c")])
+def test_urls_of_all_kinds_may_mix() -> None:
+    results = results_of(make_core(says("Paris")), [chat("a"), completion("b"), embeddings("c"), chat("d")])
     kinds = [result["response"]["body"]["object"] for result in results]
-    assert kinds == ["chat.completion", "text_completion", "chat.completion"]
-    assert {CHAT, COMPLETION} == {chat("a")["url"], completion("b")["url"]}
+    assert kinds == ["chat.completion", "text_completion", "list", "chat.completion"]
 
 
 class Watched:

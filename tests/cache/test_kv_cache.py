@@ -210,6 +210,19 @@ def test_memory_follows_use() -> None:
     assert resident() - before < 8 << 20
 
 
+@pytest.mark.parametrize("rows", [0, 1, 64, 65, 130, 134, CONTEXT, 5 * CONTEXT])
+def test_what_a_conversation_takes_is_known_before(rows: int) -> None:
+    """To the byte while no ring has wrapped, and never less."""
+    cache = make()
+    slot, other = taken(cache), taken(cache)
+    append(cache, other, range(70))
+    append(cache, slot, range(rows))
+    assert cache.slot_bytes(slot) <= cache.bytes_of(rows)
+    if rows <= 130:
+        assert cache.slot_bytes(slot) == cache.bytes_of(rows)
+    assert cache.slot_bytes(slot) + cache.slot_bytes(other) == cache.used_bytes
+
+
 def test_close_makes_the_descriptor_void() -> None:
     cache = make()
     cache.close()

@@ -92,10 +92,12 @@ def test_the_same_prompt_twice_at_once_is_read_once() -> None:
     one, two = prefixes.acquire(list(ids), ""), prefixes.acquire(list(ids), "")
     assert one is not None
     assert two is not None
-    append(kv, one.slot, ids[:60])
+    append(kv, one.slot, ids[:25])
     append(kv, two.slot, ids[:10])
     assert prefixes.catch_up(two.slot) == 10  # too little to be worth a copy
-    append(kv, one.slot, ids[60:])
+    assert prefixes.awaits(two.slot, [one.slot])
+    append(kv, one.slot, ids[25:])
+    assert not prefixes.awaits(two.slot, [one.slot])
     assert prefixes.catch_up(two.slot) == kv.length(two.slot) == 149
     assert serves(kv, two.slot, ids[:149])
     assert prefixes.catch_up(one.slot) == 150
@@ -112,6 +114,49 @@ def test_slots_are_given_back_least_recently_used_first() -> None:
     assert all(prefixes.acquire([20 + i], "") is not None for i in range(3))
     assert prefixes.acquire([9], "") is None
     assert prefixes.idle_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "namespace", "awaited"),
+    [
+        ([*range(80), 7], "", True),
+        ([*range(16), 7], "", True),
+        ([*range(15), 7], "", False),
+        (list(range(80)), "b", False),
+        (list(range(80)), None, False),
+    ],
+)
+def test_who_waits_for_whose_rows(other: list[int], namespace: str | None, awaited: bool) -> None:
+    """For those of the same namespace that will have enough of the same rows, until they have them."""
+    kv = make(slots=3)
+    prefixes = PrefixCache(kv)
+    one, two = prefixes.acquire(list(range(100)), ""), prefixes.acquire(other, namespace)
+    assert one is not None
+    assert two is not None
+    assert prefixes.awaits(one.slot, [two.slot]) == awaited
+    assert not prefixes.awaits(one.slot, [])
+    append(kv, two.slot, other[:-1])
+    assert not prefixes.awaits(one.slot, [two.slot])
+    append(kv, one.slot, list(range(98)))
+    assert not prefixes.awaits(one.slot, [two.slot])
+
+
+def test_idle_conversations_shrink_to_what_is_left() -> None:
+    kv = make(slots=4)
+    prefixes = PrefixCache(kv)
+    for i in range(3):
+        talk(prefixes, kv, [i] * 70)
+    running = talk(prefixes, kv, [9] * 70, end=False)
+    each = kv.slot_bytes(running)
+    prefixes.shrink(4 * each)
+    assert prefixes.idle_slots == 3
+    prefixes.shrink(3 * each - 1)
+    assert prefixes.idle_slots == 2
+    assert found(prefixes, [0] * 80)[1] == 0
+    prefixes.shrink(0)
+    assert prefixes.idle_slots == 0
+    assert kv.used_bytes == each
+    prefixes.check_integrity()
 
 
 def test_where_there_is_no_other_slot_the_longer_conversation_is_cut() -> None:

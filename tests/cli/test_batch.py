@@ -169,6 +169,20 @@ def test_from_a_pipe_to_a_pipe(files) -> None:
     assert (process.returncode, len(stderr.splitlines())) == (1, 1)
 
 
+def test_ctrl_c_while_a_pipe_is_silent(files) -> None:
+    _, target = files
+    with child("0", "-", str(target), stdin=-1) as process:
+        process.stdin.write(jsonl([chat("a")]))
+        process.stdin.flush()
+        until = time.monotonic() + 30
+        while not (target.exists() and target.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read().splitlines()[-1] == b"interrupted"
+    assert len(results(target)) == 1
+
+
 def test_ctrl_c_leaves_what_can_be_gone_on_with(files) -> None:
     source, target = files
     source.write_bytes(jsonl(completion(f"r{i}", f"{i}", max_tokens=20) for i in range(400)))
@@ -206,12 +220,14 @@ def test_a_bar_says_how_fast_and_how_long(monkeypatch: pytest.MonkeyPatch) -> No
 
     said: list[tuple[object, ...]] = []
     now = 100.0
-    report = BatchReport(Kept(), Survey(30, 10), clock=lambda: now)
+    report = BatchReport(Kept(), clock=lambda: now)
+    report.begin(Survey(30, 10), "fake")
     monkeypatch.setattr(report, "_display", lambda *told: said.append(told))
     now = 110.0
     report.show(Tally(answered=4, errors=1, completion_tokens=500))
     assert said.pop() == ("answering", 15, 30, "15 of 30, 50 tokens/s, 0:30 left")
-    unknown = BatchReport(Kept(), None, clock=lambda: now)
+    unknown = BatchReport(Kept(), clock=lambda: now)
+    unknown.begin(None, "fake")
     monkeypatch.setattr(unknown, "_display", lambda *told: said.append(told))
     now = 111.0
     unknown.show(Tally(answered=4, completion_tokens=30))

@@ -42,7 +42,7 @@ def test_an_unknown_command_is_explained_and_a_path_is_not_one(invoke, engine) -
 def test_a_turn_that_does_not_fit_leaves_the_conversation(invoke, engine) -> None:
     engine.limit = 20
     result = invoke("chat", piped=f"one\n{'x' * 30}\ntwo\n")
-    assert (result.exit_code, result.stdout) == (0, "Hello.\nHello.\n")
+    assert (result.exit_code, result.stdout) == (1, "Hello.\nHello.\n"), "into a pipe, the exit code tells it"
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: the prompt has 39 tokens")
     assert "/reset" in line
@@ -52,7 +52,7 @@ def test_a_turn_that_does_not_fit_leaves_the_conversation(invoke, engine) -> Non
 def test_a_turn_that_fails_leaves_the_conversation(invoke, engine) -> None:
     engine.fail = "GenerationError"
     result = invoke("chat", piped="one\ntwo\n")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.stderr == "error: it went wrong\nhint: do it right\n" * 2
     assert engine.asked[-1][0] == [Message.user("two")]
 

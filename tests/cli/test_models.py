@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from edge_llm_cli import console
 
 from edge_llm.install import catalog
 from edge_llm.install.store import ModelStore
@@ -61,7 +62,7 @@ def test_from_pull_to_rm(invoke) -> None:
         0,
         [word for name in FOLDER_FILES for word in (name, "ok")],
     )
-    assert "are free again" in invoke("models", "rm", "tiny").stdout
+    assert "are free again" in invoke("models", "rm", "tiny", "--yes").stdout
     assert invoke("models", "rm", "tiny").exit_code == 2
 
 
@@ -76,7 +77,7 @@ def test_json_of_every_verb(invoke, gguf: Path) -> None:
     assert json.loads(invoke("models", "show", "mine", "--json").stdout)["dimensions"]["context"] == 256
     verified = json.loads(invoke("models", "verify", "mine", "--json").stdout)
     assert verified == {"name": "mine", "ok": True, "files": dict.fromkeys(FOLDER_FILES, "ok"), "extra": []}
-    assert json.loads(invoke("models", "rm", "mine", "--json").stdout)["freed"] > 5000
+    assert json.loads(invoke("models", "rm", "mine", "--yes", "--json").stdout)["freed"] > 5000
 
 
 def test_a_file_is_imported_under_a_name_of_its_own(invoke, gguf: Path, exporter: FakeExporter) -> None:
@@ -176,3 +177,30 @@ def test_a_group_without_a_verb_shows_its_help(invoke) -> None:
     assert invoke("--help").exit_code == invoke("models", "--help").exit_code == 0
     assert invoke("--version").stdout.startswith("edge-llm ")
     assert invoke("modles").exit_code == 2
+
+
+def test_rm_asks_before_it_deletes(invoke, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    invoke("import", str(gguf), "--name", "mine")
+    refused = invoke("models", "rm", "mine")
+    assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "hint: edge-llm models rm mine --yes")
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    for said in ("n\n", "\n", ""):
+        assert invoke("models", "rm", "mine", piped=said).exit_code == 0
+        assert ModelStore().has("mine")
+    agreed = invoke("models", "rm", "mine", piped="y\n")
+    assert "[y/N]" in agreed.stderr
+    assert not ModelStore().has("mine")
+
+
+@pytest.mark.parametrize(("version", "state"), [(1, "older format: import again"), (10**6, "damaged: ")])
+def test_a_model_of_another_format_is_told_from_a_damaged_one(invoke, gguf: Path, version: int, state: str) -> None:
+    invoke("import", str(gguf), "--name", "mine")
+    path = ModelStore().path("mine") / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format_version": version}))
+    listed = invoke("models", "list").stdout
+    assert f"{state}" in listed
+    assert "None" not in listed
+    found = json.loads(invoke("doctor", "--json").stdout)
+    assert found["problems"]["model mine"] == found["models"]["mine"]["state"]
+    assert found["problems"]["model mine"].startswith(state)
+    assert invoke("doctor").exit_code == 1

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from edge_llm_cli import answer
 from edge_llm_cli import run as run_verb
 from edge_llm_cli.run import peak_rss_mb
 
@@ -239,6 +241,32 @@ def test_what_fell_out_of_the_context_is_told(invoke, engine) -> None:
     result = invoke("run", "a" * 15, "--json")
     assert (json.loads(result.stdout)["forgotten_tokens"], result.stderr) == (5, "")
     assert (engine.options.context_policy, engine.options.usual_policy) == (None, "error")
+
+
+def test_a_speed_of_few_prompt_tokens_is_not_told(invoke, engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub computes 5 prompt tokens: what they take is a step, not reading."""
+    told = invoke("run", "Hi", "--stats", "--json")
+    assert json.loads(told.stdout)["timings"]["prefill_tokens_per_s"] is None
+    assert "prefill" not in told.stderr
+    monkeypatch.setattr(run_verb, "_LEAST_PREFILL", 5)
+    told = invoke("run", "Hi", "--stats", "--json")
+    assert json.loads(told.stdout)["timings"]["prefill_tokens_per_s"] == 1000.0
+    assert "prefill 1000 tokens/s" in told.stderr
+
+
+@pytest.mark.parametrize("arguments", [("run", "Hi"), ("batch", os.devnull, os.devnull)])
+def test_json_tells_of_an_interrupt_while_the_model_is_loaded(
+    invoke, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(answer, "opened", interrupted)
+    told = invoke(*arguments, "--json")
+    assert (told.exit_code, told.stderr) == (130, "interrupted\n")
+    value = json.loads(told.stdout)
+    assert value.get("finish_reason") == "cancelled" or value["complete"] is False
+    assert invoke(*arguments).stdout == ""
 
 
 def test_stats_are_one_line_on_stderr(invoke, engine) -> None:

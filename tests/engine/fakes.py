@@ -247,13 +247,15 @@ def make_core(
     *,
     context: int = 256,
     slots: int = 2,
+    spare: int = 0,
+    kv_budget: int | None = None,
     max_rows: int = 64,
     eos: tuple[int, ...] = (END, 0),
     clock: Callable[[], float] | None = None,
     folder: Path | None = None,
     **options: Any,
 ) -> EngineCore:
-    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`.
+    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`, and in `spare` slots.
 
     Without a `clock` all steps take the same time, so the pace allows as many prompt rows as `mixed_chunk`.
     """
@@ -261,7 +263,7 @@ def make_core(
         context=context, slots=slots, max_chunk=max_rows, **{"mixed_chunk": 8, "mixed_pause_ms": 0, **options}
     )
     geometry = CacheGeometry((LayerGeometry(1, 8),))
-    kv = KVCache(geometry, slots=slots, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
+    kv = KVCache(geometry, slots=slots + spare, context=context, kv_type=KvType.INT8, max_chunk=max_rows)
     session = FakeSession(kv, max_rows=max_rows, model=model)
     intake = Intake(
         manifest(eos=eos),
@@ -277,7 +279,13 @@ def make_core(
         store = PrefixStore(folder, form, budget=config.prefix_cache_bytes)
     ticks = count(step=0.001)
     return EngineCore(
-        session=session, cache=kv, intake=intake, config=config, store=store, clock=clock or (lambda: next(ticks))
+        session=session,
+        cache=kv,
+        intake=intake,
+        config=config,
+        store=store,
+        kv_budget=kv_budget,
+        clock=clock or (lambda: next(ticks)),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edge_llm.engine.core import EngineCore
-from edge_llm.engine.request import Request
+from edge_llm.engine.request import PRIORITIES, Request
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.errors import (
     ContextLengthError,
@@ -31,6 +31,7 @@ from edge_llm.sampling.sampler import Sampled
 from tests.engine.fakes import END, PARIS, START, VOCAB, byte_ids, hashed_logits, make_core, says, text_of
 
 GREEDY = SamplingParams(temperature=0.0)
+TILE_BYTES = make_core().cache.bytes_of(1)
 
 
 @dataclass
@@ -392,6 +393,20 @@ def test_a_faulty_decoder_ends_one_request_alone(selection: Selection | Exceptio
     assert list(good.finished.token_ids) == answer(4, max_tokens=5)
 
 
+def test_a_guess_that_fails_is_no_guess() -> None:
+    core = make_core()
+    asked, other = ask(core, 3, max_tokens=5), ask(core, 4, max_tokens=5)
+
+    class BadGuesser(type(asked.sequence.decoder)):
+        def propose(self, room: int) -> tuple[int, ...]:
+            raise IndexError("no such word")
+
+    asked.sequence.decoder.__class__ = BadGuesser
+    run(core)
+    assert list(asked.finished.token_ids) == answer(3, max_tokens=5)
+    assert list(other.finished.token_ids) == answer(4, max_tokens=5)
+
+
 @pytest.mark.parametrize("method", ["feed", "flush"])
 def test_a_faulty_stream_ends_one_request_alone(method: str) -> None:
     core = make_core()
@@ -534,21 +549,52 @@ def test_forced_tokens_are_said_and_run() -> None:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests, cancels and steps in any order: each request ends once, with the tokens it would have had alone."""
+    """Requests of all priorities, cancels, time and steps in any order: each request ends once, with the tokens it would
+    have had alone, however often it was parked, and the cache stays within its budget."""
 
     answers: ClassVar[dict[int, list[int]]] = {}
 
-    @initialize(slots=st.integers(1, 3), mixed=st.integers(1, 20))
-    def start(self, slots: int, mixed: int) -> None:
-        self.core = make_core(slots=slots, max_rows=24, mixed_chunk=mixed, max_queued_requests=2)
+    @initialize(
+        slots=st.integers(1, 3),
+        spare=st.integers(0, 2),
+        tiles=st.sampled_from([None, 2, 4]),
+        mixed=st.integers(1, 20),
+        pause_ms=st.sampled_from([0, 300]),
+    )
+    def start(self, slots: int, spare: int, tiles: int | None, mixed: int, pause_ms: int) -> None:
+        self.now = 0.0
+        self.core = make_core(
+            slots=slots,
+            spare=spare,
+            kv_budget=None if tiles is None else tiles * TILE_BYTES,
+            max_rows=24,
+            mixed_chunk=mixed,
+            mixed_pause_ms=pause_ms,
+            max_queued_requests=2,
+            clock=self.tick,
+        )
         self.asked: list[tuple[int, Asked]] = []
 
-    @rule(prompt=st.sampled_from([1, 5, 23, 24, 25, 60]))
-    def ask(self, prompt: int) -> None:
+    def tick(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    @rule(
+        prompt=st.sampled_from([1, 5, 23, 24, 25, 60, 70]),
+        priority=st.sampled_from(PRIORITIES),
+        timeout_s=st.sampled_from([None, None, None, 0.03, 20.0]),
+    )
+    def ask(self, prompt: int, priority: str, timeout_s: float | None) -> None:
         try:
-            self.asked.append((prompt, ask(self.core, prompt, max_tokens=6)))
+            asked = ask(self.core, prompt, max_tokens=6, priority=priority, timeout_s=timeout_s)
         except QueueFullError:
             assert sum(not asked.ended for _, asked in self.asked) >= 2
+        else:
+            self.asked.append((prompt, asked))
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 400.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @precondition(lambda self: any(not asked.ended for _, asked in self.asked))
     @rule(data=st.data())
@@ -565,6 +611,9 @@ class EngineMachine(RuleBasedStateMachine):
     def sound(self) -> None:
         if hasattr(self, "core"):
             self.core.check_integrity()
+            statistics = self.core.statistics()
+            assert statistics.kv_cache_usage_perc <= 1
+            assert statistics.num_requests_running <= self.core.info.slots
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):

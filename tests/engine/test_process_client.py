@@ -200,6 +200,7 @@ def test_a_death_ends_what_waits_for_a_reply_too(start: Opener, number: signal.S
     os.kill(pid_of(client), number)
     waiting.join(WAIT_S)
     assert number.name in str(caught[0])
+    assert ("Segmentation fault" in str(caught[0].hint)) == (number is signal.SIGSEGV)
 
 
 def test_a_request_that_the_engine_does_not_survive_is_told_why(start: Opener) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.engine.pace import ChunkPolicy, Pace
-from edge_llm.engine.scheduler import Scheduler
+from edge_llm.engine.scheduler import Capacity, Scheduler
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits
 from edge_llm.engine.window import ContextWindow
@@ -51,7 +51,7 @@ def scheduler(
     slots: int = 4, *, max_rows: int = 64, mixed: int = 8, requests: int = 4, tokens: int = 1000
 ) -> Scheduler:
     return Scheduler(
-        slots=slots, max_rows=max_rows, pace=settled(max_rows, mixed), limits=QueueLimits(requests, tokens)
+        capacity=Capacity(slots), max_rows=max_rows, pace=settled(max_rows, mixed), limits=QueueLimits(requests, tokens)
     )
 
 
@@ -67,7 +67,7 @@ def settled(alone: int, mixed: int) -> Pace:
 
 
 def running(made: Scheduler, *sequences: Sequence) -> None:
-    slots = iter(range(made._slots))
+    slots = iter(range(made._capacity.slots))
     for one in sequences:
         made.enqueue(one)
     made.admit(lambda _: next(slots, None), now=1.0)

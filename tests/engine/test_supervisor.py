@@ -286,6 +286,34 @@ def test_no_process_at_all_is_an_error_too() -> None:
         made.wait_until_loaded()
 
 
+def test_a_callback_that_fails_leaves_nobody_waiting(start: Callable[..., Rig]) -> None:
+    rig = start(only_opens)
+    rig.supervisor.wait_until_loaded()
+    caught: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            rig.submit()
+        except EngineStoppedError as error:
+            caught.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert happens(lambda: len(rig.processes[0].said) == 2)
+    rig.supervisor._on_state = lambda state: 1 // 0
+    hook, threading.excepthook = threading.excepthook, lambda args: None
+    try:
+        rig.processes[0].say(Loading("x", 1, 2))
+        asking.join(WAIT_S)
+        rig.supervisor._thread.join(WAIT_S)
+    finally:
+        threading.excepthook = hook
+    assert len(caught) == 1
+    assert rig.processes[0].killed.is_set()
+    with pytest.raises(EngineStoppedError, match="closed"):
+        rig.submit()
+
+
 def test_what_does_not_end_is_killed(start: Callable[..., Rig]) -> None:
     def deaf(process: FakeProcess, message: Any) -> None:
         if not isinstance(message, Close):

@@ -36,7 +36,7 @@ WEATHER = Tool("weather", "The sky.", '{"type": "object", "properties": {"city":
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def intake(template: str = THINKING, **changes: Any) -> Intake:
+def intake(template: str = THINKING, *, speculates: bool = False, **changes: Any) -> Intake:
     return Intake(
         manifest(**changes),
         tokenizer(),
@@ -44,6 +44,7 @@ def intake(template: str = THINKING, **changes: Any) -> Intake:
         sampler=FakeSampler(),  # type: ignore[arg-type]
         window=ContextWindow(4096),
         policy="error",
+        speculates=speculates,
     )
 
 
@@ -113,6 +114,20 @@ def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
     assert text_of(events) == "<tool_call>{]</tool_call>"
     assert (finished.reason, finished.invalid_tool_calls) == (FinishReason.STOP, 1)
     core.close()
+
+
+def test_a_marker_that_is_a_special_token_is_seen_where_it_is_looked_for() -> None:
+    """Special tokens are silent else."""
+    special, body = 0, byte_ids('[{"name": "weather"}]')
+    spec = {"begin": "<|endoftext|>", "end": ""}
+    for tools, calls, text in (((Tool("weather"),), 1, ""), ((), 0, 'Hm[{"name": "weather"}]')):
+        core = with_manifest(
+            make_core(says([*byte_ids("Hm") * (not tools), special, *body]), context=2048), tool_calls=spec, eos=(END,)
+        )
+        events = answer(core, ask(tools=tools))
+        assert len(events[-1].tool_calls) == calls  # type: ignore[union-attr]
+        assert text_of(events) == text
+        core.close()
 
 
 def test_an_answer_may_hold_one_call_only() -> None:

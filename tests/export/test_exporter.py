@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,28 @@ def test_what_cannot_be_run_is_named(tmp_path: Path, case: str) -> None:
     with pytest.raises(error, match=words):
         export_gguf(source, folder, name="tiny", source_sha256="0" * 64)
     assert not list(folder.iterdir())
+
+
+def test_the_manifest_says_how_the_template_writes_calls_and_reasoning(tmp_path: Path) -> None:
+    template = "{{ messages[0].content }}{% if tools %}<tool_call>\n</tool_call>{% endif %}<think></think>"
+    folder, manifest = export(tmp_path, chat_template=template)
+    assert manifest.tool_calls == {
+        "form": "json",
+        "begin": "<tool_call>",
+        "end": "</tool_call>",
+        "arguments": "arguments",
+    }
+    assert manifest.reasoning == {"begin": "<think>", "end": "</think>"}
+    assert ModelManifest.read(folder) == manifest
+    _, plain = export(tmp_path, "plain")
+    assert (plain.tool_calls, plain.reasoning) == ({}, {})
+
+
+def test_a_manifest_from_before_has_neither(tmp_path: Path) -> None:
+    folder, _ = export(tmp_path)
+    old = json.loads((folder / MANIFEST_NAME).read_text())
+    del old["tool_calls"], old["reasoning"]
+    manifest = ModelManifest.from_json(json.dumps(old))
+    assert (manifest.tool_calls, manifest.reasoning) == ({}, {})
+    with pytest.raises(ModelFormatError, match="must hold texts"):
+        ModelManifest.from_json(json.dumps(old | {"tool_calls": {"form": 1}}))

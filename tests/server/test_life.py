@@ -183,11 +183,14 @@ def test_openais_client_comes_again_by_itself(gate: Gate) -> None:
     with running(gate) as server:
         taken = [ask(server, {"max_tokens": 2}), ask(server, {"max_tokens": 2})]
         until(lambda: len(server.core._scheduler) == 2)
-        threading.Timer(0.3, gate.open).start()
+        opener = threading.Thread(
+            target=lambda: (until(lambda: 429 in [entry.get("status") for entry in server.log]), gate.open())
+        )
+        opener.start()
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2) as client:
             reply = client.chat.completions.create(model="fake", messages=CHAT["messages"], max_tokens=1)
         assert reply.choices[0].message.content
-        assert 429 in [entry.get("status") for entry in server.log]
+        opener.join()
         for connection in taken:
             connection.close()
 

@@ -93,8 +93,7 @@ def test_what_is_there(client: ollama.Client, server: Running) -> None:
     shown = client.show("fake:latest")
     assert shown.modelinfo is not None
     assert shown.modelinfo["llama.context_length"] == 4096
-    assert shown.capabilities is not None
-    assert "completion" in shown.capabilities
+    assert shown.capabilities == ["completion", "tools", "thinking"]
     loaded = client.ps().models
     assert [model.model for model in loaded] == ["fake:latest"]
     assert loaded[0].expires_at is not None
@@ -188,3 +187,9 @@ def test_forms(tiny_folder: Path, kernels: KernelLibrary) -> None:
     ):
         reply = client.chat("tiny", CHAT, format=schema, options={"num_predict": 60})
         assert json.loads(reply.message.content or "") in ({"a": 1}, {"a": 2})
+        vectors = client.embed("tiny", ["one", "two"])
+        assert [len(vector) for vector in vectors.embeddings] == [64, 64]
+        assert vectors.prompt_eval_count
+        assert client.embeddings("tiny", "one").embedding == pytest.approx(vectors.embeddings[0])
+        with pytest.raises(ollama.ResponseError, match="input is empty"):
+            client.embed("tiny", "")

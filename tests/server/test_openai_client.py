@@ -190,6 +190,11 @@ def test_completions(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_more_prompts_than_the_queue_holds_are_read_in_turn(client: openai.OpenAI) -> None:
+    reply = client.completions.create(model="fake", prompt=["x"] * 30, n=2, temperature=0, max_tokens=1)
+    assert [choice.text for choice in reply.choices] == ["P"] * 60
+
+
 def test_logprobs_of_completions_have_the_older_shape(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="fake", prompt="x", temperature=0, logprobs=2, max_tokens=5)
     logprobs = whole.choices[0].logprobs
@@ -336,12 +341,54 @@ def test_other_ways_to_ask_for_a_form(tiny: openai.OpenAI) -> None:
         assert reply.choices[0].finish_reason == "stop"
         return reply.choices[0].message.content or ""
 
-    choices = ["yes (or so)", "no.", "50% [maybe]\\"]
-    assert answer(choices=choices) in choices
     assert answer(regex="[0-9]{3}").isdigit()
     assert answer(grammar='start: "a" "b"+ "!"').startswith("ab")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     assert json.loads(answer(response_format={"type": "json_object", "schema": schema})) in ({"a": 1}, {"a": 2})
+
+
+def test_labels_come_with_their_probabilities(tiny: openai.OpenAI) -> None:
+    labels = ["yes (or so)", "no.", "50% [maybe]\\"]
+    for reply in (
+        tiny.chat.completions.create(model="tiny", messages=CHAT, extra_body={"choices": labels}),
+        tiny.completions.create(model="tiny", prompt="Is it?", extra_body={"choices": labels}),
+    ):
+        choice: Any = reply.choices[0]
+        scored = choice.model_extra["label_probabilities"]
+        assert sorted(one["label"] for one in scored) == sorted(labels)
+        assert sum(one["probability"] for one in scored) == pytest.approx(1)
+        assert (choice.message.content if hasattr(choice, "message") else choice.text) == scored[0]["label"]
+    with pytest.raises(openai.BadRequestError):
+        tiny.chat.completions.create(model="tiny", messages=CHAT, extra_body={"choices": labels, "regex": "x"})
+
+
+def test_embeddings(tiny: openai.OpenAI) -> None:
+    """The client asks for base64 by itself."""
+    texts = ["Paris is a city", "London is a town", "Paris is a city"]
+    reply = tiny.embeddings.create(model="tiny", input=texts)
+    vectors = [item.embedding for item in reply.data]
+    assert [item.index for item in reply.data] == [0, 1, 2]
+    assert vectors[0] == vectors[2] != vectors[1]
+    assert len(vectors[0]) == 64
+    assert math.hypot(*vectors[0]) == pytest.approx(1, abs=1e-5)
+    plain = tiny.embeddings.create(model="tiny", input=texts[0], encoding_format="float", dimensions=64)
+    assert plain.data[0].embedding == pytest.approx(vectors[0], abs=1e-7)
+    assert reply.usage.prompt_tokens > plain.usage.prompt_tokens == plain.usage.total_tokens
+    ids = tiny.embeddings.create(model="tiny", input=[[70, 71], [70]])
+    assert len(ids.data) == 2
+    many = tiny.embeddings.create(model="tiny", input=[f"text {i}" for i in range(60)])  # more than the queue holds
+    assert len(many.data) == 60
+    last = tiny.embeddings.create(model="tiny", input=texts[0], extra_body={"pooling": "last"})
+    assert last.data[0].embedding != vectors[0]
+    for wrong in (
+        {"input": ""},
+        {"input": []},
+        {"input": "x", "dimensions": 8},
+        {"input": "x" * 5000},
+        {"input": [[]]},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            tiny.embeddings.create(model="tiny", **wrong)
 
 
 def test_logprobs_of_a_real_model_are_probabilities(tiny: openai.OpenAI) -> None:

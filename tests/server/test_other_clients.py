@@ -102,6 +102,7 @@ def test_curl(server: Running) -> None:
 def test_prometheus(server: Running) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     httpx.post(f"{server.url}/v1/chat/completions", json={"messages": CHAT, "max_tokens": 3}, headers=headers)
+    httpx.get(f"{server.url}/nowhere", headers=headers)
     reply = httpx.get(f"{server.url}/metrics", headers=headers)
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in text_string_to_metric_families(reply.text)}
@@ -115,6 +116,13 @@ def test_prometheus(server: Running) -> None:
     assert value("edge_llm:num_requests_running", "edge_llm:num_requests_running") == 0
     assert value("edge_llm:generation_tokens", "edge_llm:generation_tokens_total") >= 3
     assert value("edge_llm:request_success", "edge_llm:request_success_total", finished_reason="length") >= 1
+    requests = {
+        (sample.labels["path"], sample.labels["status"]): sample.value
+        for sample in families["edge_llm:http_requests"].samples
+    }
+    assert requests["/v1/chat/completions", "200"] >= 1
+    assert not any("nowhere" in path for path, _ in requests)
+    assert requests["other", "404"] >= 1
     ttft = "edge_llm:time_to_first_token_seconds"
     assert families[ttft].type == "histogram"
     assert value(ttft, f"{ttft}_bucket", le="+Inf") == value(ttft, f"{ttft}_count") >= 1

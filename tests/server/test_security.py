@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.exchange import STATE, Log
+from edge_llm_server.exchange import STATE, Log, RequestCounts
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.limits import Bucket, Limits
 from edge_llm_server.security import Door, Guard
@@ -63,7 +63,9 @@ class Client:
         self.settings = ServerSettings(**{"models": ("m",), **settings})
         self.limits = Limits(self.settings, lambda: self.now)
         door = Door(self.settings.allowed_hosts(8080), trusted=trusted)
-        self.guard = Guard(application or self._read, self.settings, door, self.limits, Log(self.stream))
+        self.guard = Guard(
+            application or self._read, self.settings, door, self.limits, Log(self.stream), RequestCounts()
+        )
 
     async def _read(self, scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True

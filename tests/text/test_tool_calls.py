@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.messages import TextDelta, ToolCallDelta
-from edge_llm.text.tool_calls import MAX_CALL_CHARACTERS, MAX_CALLS, ToolCallParser, canonical_arguments, new_call_id
+from edge_llm.text.bracketed import MAX_CALL_CHARACTERS
+from edge_llm.text.tool_calls import MAX_CALLS, ToolCallParser, canonical_arguments, new_call_id
 from edge_llm.text.tool_syntax import GENERIC, CallForm, ToolSyntax
 from tests.text.chunks import chunked, cut_anywhere, operations, read
 

@@ -55,6 +55,13 @@ def test_batches_that_are_killed_answer_each_line_once() -> None:
     assert result.stdout.startswith("| F33 |")
 
 
+def test_f16_deaths_of_an_engine_are_told_and_survived() -> None:
+    command = [sys.executable, "-m", "tools.trust.deaths"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F16 |")
+
+
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(rng: np.random.Generator) -> int:
         raise ValueError("not what NumPy says")

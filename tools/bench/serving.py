@@ -34,17 +34,17 @@ from tools.bench.worker_process import ROOT
 
 _TEXT = ROOT / "tools" / "eval" / "english.txt"
 _CHATS = 8
-_CHAT_TOKENS = 128
+_CHAT_TOKENS = 256
 _PROMPT_TOKENS = 4000
 _OVERLOAD = 50
 
 
 @dataclass(frozen=True)
 class Chats:
-    """Tokens a second."""
+    """Tokens a second, `together` while all are being answered (None: one had ended before another's prompt was read)."""
 
     alone: float
-    together: float
+    together: float | None
     same_tokens: bool
 
 
@@ -100,7 +100,8 @@ class Bench:
         start, stop = max(times[0] for times, _ in results), min(times[-1] for times, _ in results)
         tokens = sum(start < moment <= stop for times, _ in results for moment in times)
         same = [finished.token_ids for _, finished in results] == alone
-        return Chats(1 / statistics.median(alone_s), tokens / (stop - start), same)
+        together = tokens / (stop - start) if stop > start else None
+        return Chats(1 / statistics.median(alone_s), together, same)
 
     def interference(self) -> Interference:
         """One round: the chat alone, the prompt alone, both."""

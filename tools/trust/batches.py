@@ -116,7 +116,9 @@ def _request(name: str, url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def _good(generator: random.Random, i: int) -> dict[str, Any]:
     common = {"max_tokens": generator.randrange(1, 17), "seed": generator.randrange(10**6), "temperature": 0.8}
-    kind = generator.randrange(6)
+    kind = generator.randrange(7)
+    if kind == 6:
+        return _request(f"r{i}", "/v1/embeddings", {"input": [f"About {i}", "and more"]})
     if kind == 0:
         return _request(f"r{i}", "/v1/completions", {"prompt": f"Chapter {i}.", "logprobs": 2, **common})
     if kind == 1:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from edge_llm_server.exchange import Log
+from edge_llm_server.exchange import Log, RequestCounts
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.limits import Limits
 from edge_llm_server.security import Door, Guard
@@ -124,7 +124,7 @@ def guard(reached: list[str]) -> Guard:
         origins=(ORIGIN_ALLOWED,),
     )
     door = Door(settings.allowed_hosts(PORT), trusted=False)
-    return Guard(application, settings, door, Limits(settings), Log(io.StringIO()))
+    return Guard(application, settings, door, Limits(settings), Log(io.StringIO()), RequestCounts())
 
 
 async def ask(guarded: Guard, method: str, path: str, headers: Sequence[tuple[str, str]]) -> tuple[int, dict[str, str]]:
