@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edge_llm.errors import EdgeLLMError
+from edge_llm.errors import EdgeLLMError, GenerationError
 from edge_llm.messages import (
     Event,
     Finished,
@@ -81,6 +81,8 @@ class Answer:
                 self.changed()
         except EdgeLLMError as error:
             self.error = error
+        except Exception as error:  # a fault of ours or of a server's answer: it ends this answer, not the chat
+            self.error = GenerationError(f"the answer failed: {error!r}")
         finally:
             if self._source is not None and self.finished is None:
                 self._source.cancel()

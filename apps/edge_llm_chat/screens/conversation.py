@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +17,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
-from edge_llm.errors import EdgeLLMError
+from edge_llm.errors import EdgeLLMError, RuntimeFailure
 from edge_llm.messages import FinishReason, Role, TokenInfo, ToolCall
 from edge_llm.sampling.params import MAX_SEED, SamplingParams
 from edge_llm.text.terminal import clean_line
@@ -107,9 +109,12 @@ class ConversationScreen(Screen[None]):
         self.status.tell(state="loading", doing="loading", fraction=None)
         try:
             self.model = await self.app.backend.load(self._progress)
-        except EdgeLLMError as error:
-            self.status.tell(state="failed", doing=clean_line(str(error)), fraction=None)
-            self.report(error)
+        except Exception as error:
+            failure = (
+                error if isinstance(error, EdgeLLMError) else RuntimeFailure(f"the model cannot be loaded: {error!r}")
+            )
+            self.status.tell(state="failed", doing=clean_line(str(failure)), fraction=None)
+            self.report(failure)
             return
         self.status.tell(
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
@@ -164,6 +169,14 @@ class ConversationScreen(Screen[None]):
         """Say what went wrong, and what to do about it."""
         text = clean_line(str(error)) + (f"\n{clean_line(error.hint)}" if error.hint else "")
         self.notify(text, severity="error", markup=False, timeout=8)
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """What goes wrong inside is said, and the program goes on."""
+        try:
+            yield
+        except EdgeLLMError as error:
+            self.report(error)
 
     def tell(self, text: str) -> None:
         self.notify(clean_line(text), markup=False, timeout=3)
@@ -296,10 +309,8 @@ class ConversationScreen(Screen[None]):
         view.show_place(self._place(turn))
 
     def _store(self, turn: Turn) -> None:
-        try:
+        with self.reported():
             self.app.store.save_turn(self.conversation, turn)
-        except EdgeLLMError as error:
-            self.report(error)
 
     # --- while an answer comes ---
 
