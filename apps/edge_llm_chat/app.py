@@ -32,6 +32,8 @@ class Start:
     system: str | None = None
     parameters: dict[str, float | int] = field(default_factory=dict)
     private: bool = False
+    tools: tuple[str, ...] = ()
+    """names of tools that the model may ask for"""
     notice: str = ""
     """something to say once, at the beginning"""
 
@@ -78,6 +80,8 @@ class ChatApp(App[None]):
             conversation.system = start.system
         conversation.parameters |= start.parameters
         screen = ChatScreen(conversation)
+        if start.tools:
+            screen.belt.take(start.tools)
         self.push_screen(screen)
         if start.pick:
             self.call_later(screen.action_do, "history")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_llm.messages import Event, Message, TokenLogprob
+from edge_llm.messages import Event, Message, TokenLogprob, Tool
 from edge_llm.sampling.params import SamplingParams
 
 Progress = Callable[[str, int, int], None]
@@ -44,6 +44,10 @@ class Ask:
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     prefix: tuple[TokenLogprob, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    """what the model may ask to run"""
+    tool_choice: str = "auto"
+    """or `none`: answer in words"""
 
 
 class Answering(AsyncIterable[Event], Protocol):
