@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -53,6 +54,11 @@ def batch(
         ),
     ] = None,
     private: answer.PrivateOption = False,
+    on: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="ray", help="Answer on the machines of a Ray cluster, or of a local one."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="With --engine ray: processes that each load the model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format. Started again after any end, it goes on where it was.
@@ -71,6 +77,10 @@ def batch(
         raise ParameterError(f"--max-tokens must be at least 1, not {max_tokens}")
     if as_json and str(output_file) == STREAM:
         raise ParameterError("--json and the answers cannot both go to stdout", hint="give an output file")
+    if on not in (None, "ray") or workers < 1:
+        raise ParameterError("--engine must be ray, or left out, and --workers at least 1")
+    if on == "ray" and str(input_file) == STREAM:
+        raise ParameterError("the workers of --engine ray read the input themselves", hint="give an input file")
     options = answer.EngineOptions(
         context,
         threads,
@@ -97,10 +107,19 @@ def batch(
             def wanted(line: LineId) -> bool:
                 return not check_done(line, results.done) and part.has(line)
 
-            tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
             report.begin(known, info.name)
-            run = BatchRun(engine, results, Defaults(None if any_model else model, max_tokens), report.show)
-            asyncio.run(_answer(run, tasks))
+            defaults = Defaults(None if any_model else model, max_tokens)
+            if on == "ray":
+                engine.close()  # it has said what it is; the workers load their own
+                from edge_llm_batch.ray_run import run_on_ray
+
+                opened = partial(answer.opened, model, options)
+                run_on_ray(
+                    str(input_file.resolve()), job, wanted, (opened, defaults), results, report.show, workers=workers
+                )
+            else:
+                tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
+                asyncio.run(_answer(BatchRun(engine, results, defaults, report.show), tasks))
     if report.errors:
         raise typer.Exit(1)
 
