@@ -91,11 +91,6 @@ class ChatApp(App[None]):
     async def on_unmount(self) -> None:
         await self.backend.close()
 
-    @property
-    def changes_models(self) -> bool:
-        """Another model can be chosen."""
-        return self._connect is not None
-
     async def change_model(self, name: str) -> None:
         """Put the backend of another model in the place of this one; it is not loaded yet."""
         if self._connect is not None:

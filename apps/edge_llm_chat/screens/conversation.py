@@ -38,7 +38,7 @@ ALTERNATIVES = 10
 """tokens that are told for each place of an answer"""
 MOST_TOKENS = 2048
 """of an answer, unless the chat says otherwise: small models sometimes repeat themselves for ever"""
-_SHORTEST_S, _LONGEST_S = 0.03, 1.0
+_SHORTEST_S, _LONGEST_S = 0.05, 1.0
 _SHARE = 5
 """showing text may take one part in so many of the time"""
 

@@ -115,12 +115,6 @@ class MessageView(Widget, can_focus=True):
         self._draw()
         self.refresh(layout=len(self._lines) != before)
 
-    def restart(self, text: str) -> None:
-        """Forget what was appended and begin with `text`."""
-        self._filter, self._thought_filter = TerminalFilter(), TerminalFilter()
-        self._body, self._thoughts = Document(finished=False), Document(finished=False)
-        self.append(text)
-
     async def end(self, turn: Turn) -> None:
         """The answer is complete: show it as a whole."""
         self.turn, self.streaming, self.waiting = turn, False, ""
