@@ -43,6 +43,13 @@ CacheOption = Annotated[
         help="Keep on disk what the model has read, for the next time: on (default) or off.",
     ),
 ]
+SeldomCacheOption = Annotated[
+    str | None,
+    kept_option(
+        metavar="on|off",
+        help="Keep on disk what the model has read, for the next time: off (default) or on.",
+    ),
+]
 PrivateOption = Annotated[bool, kept_option("--private", help="Keep nothing of this conversation on disk.")]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MAX_TOKENS = 1024

@@ -46,13 +46,7 @@ def batch(
     context_policy: answer.PolicyOption = None,
     threads: answer.ThreadsOption = None,
     kv_dtype: answer.KvOption = None,
-    cache: Annotated[
-        str | None,
-        answer.kept_option(
-            metavar="on|off",
-            help="Keep on disk what the model has read, for the next time: on, or off (default).",
-        ),
-    ] = None,
+    cache: answer.SeldomCacheOption = None,
     private: answer.PrivateOption = False,
     on: Annotated[
         str | None,

@@ -60,7 +60,7 @@ def serve(
     context: answer.ContextOption = None,
     threads: answer.ThreadsOption = None,
     kv_dtype: answer.KvOption = None,
-    cache: answer.CacheOption = None,
+    cache: answer.SeldomCacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
     """Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API under /v1, Ollama's under /api."""
@@ -74,7 +74,7 @@ def serve(
 
     options = answer.EngineOptions(context, threads, kv_dtype, cache=cache, private=private)
     config = load_config(
-        defaults={"prefix_cache": "disk"},
+        defaults={"prefix_cache": "memory"},
         slots=slots,
         context=context,
         threads=threads,
