@@ -61,7 +61,8 @@ class Transcript(VerticalScroll, can_focus=False):
         """Say below the messages why no answer follows; until the next change."""
         for old in self.query_children(".notice"):
             await old.remove()
-        await self.mount(Static(f"✕ {text}", markup=False, classes="notice"))
+        indented = text.replace("\n", "\n  ")
+        await self.mount(Static(f"✕ {indented}", markup=False, classes="notice"))
 
     def follow(self) -> None:
         """Go to the end and stay there until the reader scrolls up."""
