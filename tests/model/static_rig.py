@@ -13,7 +13,7 @@ from edge_llm.kernels.layout import TILE, KvType
 from edge_llm.model.manifest import ModelManifest
 from edge_llm.model.providers import CpuGraph
 from edge_llm.model.static_folder import STATIC_GRAPH
-from edge_llm.model.static_session import StaticSession
+from edge_llm.model.static_session import Graph, StaticSession
 
 
 @contextmanager
@@ -26,6 +26,7 @@ def opened(
     slots: int = 4,
     sinks: int = TILE,
     optimised: bool = True,
+    graph: Graph | None = None,
 ) -> Iterator[tuple[StaticSession, KVCache]]:
     manifest = ModelManifest.read(folder)
     cache = KVCache(
@@ -37,7 +38,7 @@ def opened(
         sinks=sinks,
         storage=PlainRows,
     )
-    graph = CpuGraph(static_folder / STATIC_GRAPH, threads=1, optimised=optimised)
+    graph = graph or CpuGraph(static_folder / STATIC_GRAPH, threads=1, optimised=optimised)
     session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=max_chunk)
     yield session, cache
     session.close()
