@@ -12,8 +12,8 @@ from edge_llm import machine
 from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.block_folder import prefix_folder
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
-from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.cache.prefix_store import PrefixStore
+from edge_llm.cache.snapshot import LayerRows
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.config import EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
@@ -128,7 +128,7 @@ def intake_and_cache(
     config: EngineConfig,
     kernels: Kernels,
     kv_type: KvType,
-    storage: type[TiledRows] | type[PlainRows] = TiledRows,
+    storage: Callable[..., LayerRows] = TiledRows,
 ) -> tuple[Intake, KVCache]:
     """What engines of both layouts have in common. Raises `ParameterError` for a config that the model cannot follow."""
     geometry = cache_geometry(manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from edge_llm.cache.plain_rows import PlainRows
@@ -39,15 +40,18 @@ def open_static(
     static_folder = static_form(folder, manifest, progress=progress)
     if progress and provider in PLUGINS:
         progress(f"compiling for {provider}", 0, 0)
-    intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, PlainRows)
-    session = None
+    graph = open_graph(provider, static_folder, threads=threads)
+    storage = partial(PlainRows, allocate=graph.allocate)
     try:
-        graph = open_graph(provider, static_folder, threads=threads)
+        intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, storage)
+    except BaseException:
+        graph.close()
+        raise
+    try:
         session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=config.max_chunk)
         self_test(session, cache, static_folder)
     except BaseException:
-        if session is not None:
-            session.close()
+        graph.close()
         intake.close()
         cache.close()
         raise

@@ -6,8 +6,11 @@ some other instead of it. What it computes is tested by whoever opens it (static
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -90,6 +93,10 @@ class CpuGraph:
         """(tokens of the next run, tokens that it must be filled up to)."""
         return rows, rows
 
+    def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 zeros in memory that needs no copy."""
+        return np.zeros(shape, np.float32)
+
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name. Raises `SessionError`."""
         return _run(self._session, self._outputs, inputs)
@@ -114,19 +121,48 @@ class PluginGraph:
             if rows == 1:
                 options.add_free_dimension_override_by_name("logit_rows", 1)
             self._sessions[rows] = _session(static_folder / STATIC_GRAPH, options)
-        self._outputs = [output.name for output in self._sessions[1].get_outputs()]
+        session = self._sessions[1]
+        self._outputs = [output.name for output in session.get_outputs()]
+        past = [value.name for value in session.get_inputs()].index("past_k.0")
+        self._memory = session.get_input_memory_infos()[past]
+        self._values: dict[int, Any] = {}
 
     def sizes(self, rows: int) -> tuple[int, int]:
         """(tokens of the next run, tokens that it must be filled up to)."""
         count = min(rows, _BUCKETS[-1])
         return count, next(bucket for bucket in _BUCKETS if bucket >= count)
 
+    def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 zeros in memory that the device reads where it lies. Raises `SessionError`."""
+        try:
+            value = python_onnxruntime().OrtValue.ortvalue_from_shape_and_type(
+                list(shape), np.float32, memory_info=self._memory
+            )
+        except Exception as error:
+            raise SessionError(f"the device has no memory for {shape}: {_first_line(error)}") from error
+        address = value.data_ptr()
+        buffer: Any = (ctypes.c_uint8 * (4 * math.prod(shape))).from_address(address)
+        self._values[address] = value
+        weakref.finalize(buffer, self._values.pop, address)  # the array and its views hold the buffer
+        array: np.ndarray = np.frombuffer(buffer, np.float32).reshape(shape)
+        array[...] = 0
+        return array
+
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by name. Raises `SessionError`."""
-        return _run(self._sessions[len(inputs["embedded"])], self._outputs, inputs)
+        """Outputs by name; an input that `allocate` gave is not copied. Raises `SessionError`."""
+        session, value_of = self._sessions[len(inputs["embedded"])], python_onnxruntime().OrtValue.ortvalue_from_numpy
+        try:
+            values = {
+                name: self._values.get(array.__array_interface__["data"][0]) or value_of(array)
+                for name, array in inputs.items()
+            }
+            results = session.run_with_ort_values(self._outputs, values)
+            return {name: result.numpy() for name, result in zip(self._outputs, results, strict=True)}
+        except Exception as error:
+            raise SessionError(f"ONNX Runtime failed in a step: {_first_line(error)}") from error
 
     def close(self) -> None:
-        """Free the graphs."""
+        """Free the graphs; what was allocated lives as long as its arrays."""
         self._sessions.clear()
 
 
