@@ -104,6 +104,7 @@ def run(
     context: answer.ContextOption = None,
     context_policy: answer.PolicyOption = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     speculate: Annotated[
@@ -156,7 +157,14 @@ def run(
     labels = structure.labels(map(answer.argument_text, choices or ()), as_they_are=raw)
     text = _whole_prompt(prompt, keep_end=raw)
     options = answer.EngineOptions(
-        context, threads, kv_dtype, context_policy, cache=cache, private=private, speculation=speculate
+        context,
+        threads,
+        kv_dtype,
+        context_policy,
+        cache=cache,
+        private=private,
+        speculation=speculate,
+        provider=provider,
     )
     read = answer.read if as_json else answer.show
     with _told_if_interrupted(model, as_json=as_json), answer.opened(model, options) as (engine, load_s):

@@ -13,6 +13,7 @@ that count. A conversation longer than the context slides: its layers forget wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class KVCache:
         max_chunk: int,
         sinks: int = TILE,
         generation: int = 1,
-        storage: type[TiledRows] | type[PlainRows] = TiledRows,
+        storage: Callable[..., LayerRows] = TiledRows,
     ) -> None:
         """Reserve `slots` slots; memory is taken when rows are written.
 
