@@ -39,6 +39,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "context_policy": CONTEXT_POLICIES,
     "speculation": ("off", "lookup"),
     "prefix_cache": ("off", "memory", "disk"),
+    "provider": ("auto", "cpu", "openvino"),
+    "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
 _OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes"})
@@ -85,9 +87,20 @@ class EngineConfig:
     speculation: str = "lookup"
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
+    provider: str = "auto"
+    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too;
+    `auto`: what is fastest of these, which is cpu"""
+    layout: str = "auto"
+    """which graph computes: `ring`, of our own kernels, or `static`, of stock ops, which is slower; `auto`: ring wherever the
+    provider can and its kernels can be had"""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, field.name, getattr(self, field.name))
+        if self.layout == "ring" and self.provider not in ("auto", "cpu"):
+            raise ParameterError(
+                f"the ring layout runs on the CPU only, not on {self.provider}", hint="leave the layout out"
+            )
         if self.max_chunk < self.slots:
             raise ParameterError(
                 f"max_chunk is {self.max_chunk}, which is less than one row for each of {self.slots} slots",

@@ -68,11 +68,6 @@ async def thinking(pilot: Pilot[None]) -> None:
     await pilot.press("shift+tab", "t")
 
 
-async def commands(pilot: Pilot[None]) -> None:
-    await say(pilot, QUESTION)
-    await pilot.press("/", "t")
-
-
 async def history(pilot: Pilot[None]) -> None:
     await pilot.press("ctrl+o")
 
@@ -80,10 +75,6 @@ async def history(pilot: Pilot[None]) -> None:
 async def inspector(pilot: Pilot[None]) -> None:
     await say(pilot, "Write the first sentence of a story.")
     await pilot.press("f2", "n")
-
-
-async def helped(pilot: Pilot[None]) -> None:
-    await pilot.press("f1")
 
 
 async def settings(pilot: Pilot[None]) -> None:
@@ -103,14 +94,12 @@ SCENES: dict[str, tuple[Callable[[Pilot[None]], Awaitable[None]], tuple[int, int
     "chat": (conversation, (96, 30), [PromptProgress(9, 9), TextDelta(ANSWER), finished(tokens=180)]),
     "chat-40x12": (conversation, (40, 12), [TextDelta("Read it word by word, and keep the longest."), finished()]),
     "thinking": (thinking, (96, 20), [ReasoningDelta(THOUGHTS), TextDelta("**9.9** is larger."), finished(tokens=40)]),
-    "commands": (commands, (96, 24), [TextDelta("Read it word by word."), finished()]),
     "history": (history, (96, 26), [finished()]),
     "inspector": (
         inspector,
         (96, 26),
         [*(TextDelta(one.chosen.data.decode(), (one,)) for one in tokens(SENTENCE)), finished(tokens=19)],
     ),
-    "help": (helped, (96, 30), [finished()]),
     "settings": (settings, (96, 24), [finished()]),
 }
 

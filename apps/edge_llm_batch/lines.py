@@ -35,10 +35,14 @@ class LineId:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`data` is without the line's end; None for a line that is longer than `MAX_LINE_BYTES`."""
+    """`data` is without the line's end; None for a line that is longer than `MAX_LINE_BYTES`.
+
+    `offset` counts bytes from where reading began.
+    """
 
     id: LineId
     data: bytes | None
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +64,25 @@ class Shard:
         return line.number % self.count == self.index % self.count
 
 
-def read_lines(stream: BinaryIO, job: bytes) -> Iterator[Line]:
-    """All lines that are not blank. `job` (at most 64 bytes) says what else answers depend on: it goes into the ids."""
-    number = 0
+def read_lines(stream: BinaryIO, job: bytes, first: int = 1) -> Iterator[Line]:
+    """All lines that are not blank; the next one has the number `first`.
+
+    `job` (at most 64 bytes) says what else answers depend on: it goes into the ids.
+    """
+    number, end = first - 1, 0
     while data := stream.readline(MAX_LINE_BYTES + 2):
         number += 1
+        offset, end = end, end + len(data)
         digest = hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8, key=job)
         whole = len(data.rstrip(b"\r\n")) <= MAX_LINE_BYTES
         while not whole and not data.endswith(b"\n") and (more := stream.readline(1 << 20)):
             digest.update(data)
             data = more
+            end += len(data)
         data = data.removeprefix(_BOM if number == 1 else b"").strip(b" \t\r\n")
         digest.update(data)
         if data or not whole:
-            yield Line(LineId(number, int.from_bytes(digest.digest(), "big")), data if whole else None)
+            yield Line(LineId(number, int.from_bytes(digest.digest(), "big")), data if whole else None, offset)
 
 
 @dataclass(frozen=True, slots=True)

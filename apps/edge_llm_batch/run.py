@@ -45,6 +45,13 @@ class Tally:
         self.completion_tokens += usage.get("completion_tokens", 0)  # of embeddings there are none
 
 
+def fault_result(task: Task) -> dict[str, Any]:
+    """The result of a line that is no request."""
+    assert task.fault is not None
+    error = {"code": task.fault.code, "message": task.fault.message, "line": task.line.number}
+    return {"id": str(task.line), "custom_id": task.custom_id, "response": None, "error": error}
+
+
 class BatchRun:
     """Answers each task once, with a line for its result. Used by one event loop."""
 
@@ -71,16 +78,18 @@ class BatchRun:
                 self._told(self.tally)
 
     async def _result(self, task: Task) -> dict[str, Any]:
-        result: dict[str, Any] = {"id": str(task.line), "custom_id": task.custom_id, "response": None, "error": None}
         if task.fault is not None:
-            error = {"code": task.fault.code, "message": task.fault.message, "line": task.line.number}
-            return {**result, "error": error}
-        status, body = 200, {}
+            return fault_result(task)
         try:
-            body = await self._reply(task)
-        except ApiError as fault:
-            status, body = fault.status, fault.body
-        return {**result, "response": {"status_code": status, "request_id": new_id("req_"), "body": body}}
+            status, body = 200, await self._reply(task)
+        except ApiError as error:
+            status, body = error.status, error.body
+        except EngineStoppedError:
+            raise
+        except Exception as error:  # a fault of ours: one line must not stop the others, now and at each new start
+            status, body = 500, ApiError(500, f"the request failed: {type(error).__name__}").body
+        response = {"status_code": status, "request_id": new_id("req_"), "body": body}
+        return {"id": str(task.line), "custom_id": task.custom_id, "response": response, "error": None}
 
     async def _reply(self, task: Task) -> dict[str, Any]:
         """The reply's body. Raises `ApiError` for what is wrong with this one task."""

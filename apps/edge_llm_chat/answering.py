@@ -8,8 +8,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edge_llm.errors import EdgeLLMError
-from edge_llm.messages import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, TokenLogprob
+from edge_llm.errors import EdgeLLMError, GenerationError
+from edge_llm.messages import (
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    TokenInfo,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from edge_llm_chat.backend import Answering, Ask, ChatBackend
 
 BUCKET_S = 0.25
@@ -52,6 +61,8 @@ class Answer:
     progress: PromptProgress | None = None
     finished: Finished | None = None
     error: EdgeLLMError | None = None
+    calling: str = ""
+    """the tool whose call is being written"""
     stopping: bool = False
     speed: Speed = field(default_factory=Speed)
     _source: Answering | None = None
@@ -70,6 +81,8 @@ class Answer:
                 self.changed()
         except EdgeLLMError as error:
             self.error = error
+        except Exception as error:  # a fault of ours or of a server's answer: it ends this answer, not the chat
+            self.error = GenerationError(f"the answer failed: {error!r}")
         finally:
             if self._source is not None and self.finished is None:
                 self._source.cancel()
@@ -97,10 +110,11 @@ class Answer:
             case ReasoningDelta(text=text):
                 self.reasoning += text
                 self.speed.count(1)
+            case ToolCallDelta(name=name):
+                self.calling = name or self.calling
+                self.speed.count(1)
             case Finished():
                 self.finished = event
-            case _:
-                pass
 
 
 class _Joined:

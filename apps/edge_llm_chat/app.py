@@ -32,6 +32,8 @@ class Start:
     system: str | None = None
     parameters: dict[str, float | int] = field(default_factory=dict)
     private: bool = False
+    tools: tuple[str, ...] = ()
+    """names of tools that the model may ask for"""
     notice: str = ""
     """something to say once, at the beginning"""
 
@@ -78,6 +80,8 @@ class ChatApp(App[None]):
             conversation.system = start.system
         conversation.parameters |= start.parameters
         screen = ChatScreen(conversation)
+        if start.tools:
+            screen.belt.take(start.tools)
         self.push_screen(screen)
         if start.pick:
             self.call_later(screen.action_do, "history")
@@ -86,11 +90,6 @@ class ChatApp(App[None]):
 
     async def on_unmount(self) -> None:
         await self.backend.close()
-
-    @property
-    def changes_models(self) -> bool:
-        """Another model can be chosen."""
-        return self._connect is not None
 
     async def change_model(self, name: str) -> None:
         """Put the backend of another model in the place of this one; it is not loaded yet."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_llm.messages import Event, Message, TokenLogprob
+from edge_llm.messages import Event, Message, TokenLogprob, Tool
 from edge_llm.sampling.params import SamplingParams
 
 Progress = Callable[[str, int, int], None]
@@ -27,6 +27,8 @@ class ModelInfo:
     """it can go on from a chosen beginning of an answer"""
     end_ids: frozenset[int] = frozenset()
     """tokens that end an answer"""
+    notice: str = ""
+    """one sentence about why it does not run as asked or as it usually does; empty: it does"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Ask:
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     prefix: tuple[TokenLogprob, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    """what the model may ask to run"""
+    tool_choice: str = "auto"
+    """or `none`: answer in words"""
 
 
 class Answering(AsyncIterable[Event], Protocol):

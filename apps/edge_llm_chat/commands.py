@@ -37,6 +37,7 @@ COMMANDS = (
     Command("keep", "Keep this chat's system message in your library", "NAME"),
     Command("set", "See or change the sampling of this chat", "[NAME VALUE]"),
     Command("model", "Choose another model", "[NAME]"),
+    Command("tools", "Let the model call tools: time, calculator, read:FOLDER; each call is asked for", "[NAMES|off]"),
     Command("title", "Rename this chat", "[TEXT]"),
     Command("tag", "Set the tags of this chat", "[WORDS]"),
     Command("pin", "Pin this chat to the top of the list, or unpin it"),

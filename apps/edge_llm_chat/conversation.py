@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from edge_llm.messages import Finished, FinishReason, Message, Role, TokenInfo
+from edge_llm.messages import Finished, FinishReason, Message, Role, TokenInfo, ToolCall
 from edge_llm.text.terminal import clean_line
 
 TITLE_LENGTH = 48
@@ -77,6 +77,11 @@ class Turn:
     token_ids: tuple[int, ...] | None = None
     """the answer's own tokens, so that it need not be read again"""
     tokenizer_digest: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    """what an answer asks to run"""
+    tool_call_id: str | None = None
+    """of which call a tool's turn is the result, and below whose"""
+    tool_name: str | None = None
     tokens: tuple[TokenInfo, ...] = field(default=(), compare=False, repr=False)
     """each token with its alternatives; never stored"""
     created: float = field(default_factory=time.time)
@@ -85,7 +90,13 @@ class Turn:
         """What the model is told."""
         files = "".join(f"File {item.name}:\n```\n{item.text}\n```\n\n" for item in self.attachments)
         return Message(
-            self.role, files + self.content, token_ids=self.token_ids, tokenizer_digest=self.tokenizer_digest
+            self.role,
+            files + self.content,
+            name=self.tool_name,
+            tool_calls=self.tool_calls,
+            tool_call_id=self.tool_call_id,
+            token_ids=self.token_ids,
+            tokenizer_digest=self.tokenizer_digest,
         )
 
 

@@ -25,7 +25,8 @@ def to_markdown(conversation: Conversation) -> str:
         ending = f" ({turn.state})" if turn.state is not State.COMPLETE else ""
         parts.append(f"## {_NAMES[turn.role]}{ending}")
         parts += [f"File `{item.name}`:\n\n{_fenced(item.text)}" for item in turn.attachments]
-        parts.append(turn.content)
+        parts += [turn.content] if turn.content else []
+        parts += [f"Calls `{call.name}`:\n\n{_fenced(call.arguments)}" for call in turn.tool_calls]
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,6 +62,8 @@ def _turn(turn: Turn, shown: bool) -> dict[str, Any]:
         "role": turn.role,
         "content": turn.content,
         "reasoning": turn.reasoning,
+        "tool_calls": [asdict(call) for call in turn.tool_calls],
+        "tool_call_id": turn.tool_call_id,
         "attachments": [asdict(item) for item in turn.attachments],
         "state": turn.state,
         "created": turn.created,

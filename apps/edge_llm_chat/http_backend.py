@@ -15,6 +15,7 @@ from edge_llm.messages import (
     Event,
     Message,
     Role,
+    Tool,
 )
 from edge_llm.sampling.params import SamplingParams
 from edge_llm_chat.backend import Answering, Ask, ModelChoice, ModelInfo, Progress
@@ -98,6 +99,7 @@ class HttpBackend:
             "stream": True,
             "stream_options": {"include_usage": True},
             **_parameters(ask.params),
+            **({"tools": [_tool(tool) for tool in ask.tools], "tool_choice": ask.tool_choice} if ask.tools else {}),
         }
         answering = _HttpAnswering(self._client, body)
         self._answers.add(answering)
@@ -230,6 +232,14 @@ def _message(message: Message) -> dict[str, Any]:
     if message.role is Role.TOOL:
         shown["tool_call_id"] = message.tool_call_id or ""
     return shown
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    parameters = json.loads(tool.parameters)
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
 
 
 def _parameters(params: SamplingParams) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from edge_llm_chat.app import ChatApp, Start
 from edge_llm_chat.backend import ChatBackend
 from edge_llm_chat.local_backend import LocalBackend
 from edge_llm_chat.preferences import Preferences
+from edge_llm_chat.running_server import running_server
 from edge_llm_chat.store import Store
 
 
@@ -27,13 +28,22 @@ class Wish:
     system: str | None = None
     parameters: dict[str, float | int] = field(default_factory=dict)
     """of SamplingParams, where the user gave one"""
+    tools: tuple[str, ...] = ()
+    """names of `edge_llm.toolbox.builtin`"""
     server: str | None = None
     """address of an OpenAI-compatible server to ask instead of a model of our own"""
+    shared: bool = False
+    """our own server may answer, if one runs: nothing was said of the engine that it would not follow"""
 
 
 def launch(model: str | None, config: EngineConfig, wish: Wish) -> None:
     """Run the chat until the user leaves. Raises `ParameterError` and `StorageError` before the screen is taken."""
     SamplingParams(**wish.parameters)  # type: ignore[arg-type]  # says what is wrong while there are lines to say it on
+    if wish.tools:
+        from edge_llm.toolbox.builtin import builtin
+
+        for name in wish.tools:
+            builtin(name)
     preferences = Preferences.load()
     known = config.private or (paths.data_dir() / "chats").exists()
     store = Store.open(private=config.private)
@@ -42,8 +52,8 @@ def launch(model: str | None, config: EngineConfig, wish: Wish) -> None:
         conversation = store.last() if wish.last else None
         if wish.last and conversation is None:
             raise InputError("there is no conversation to go on with", hint="edge-llm chat begins one")
-        start = Start(conversation, wish.resume, wish.system, wish.parameters, config.private, notice)
-        connect = _connector(config, wish.server)
+        start = Start(conversation, wish.resume, wish.system, wish.parameters, config.private, wish.tools, notice)
+        connect = _connector(model, config, wish)
         app = ChatApp(connect(model), store, start, connect=connect, preferences=preferences)
         app.run()
         if app.return_code:
@@ -52,11 +62,16 @@ def launch(model: str | None, config: EngineConfig, wish: Wish) -> None:
         store.close()
 
 
-def _connector(config: EngineConfig, server: str | None) -> Callable[[str | None], ChatBackend]:
+def _connector(model: str | None, config: EngineConfig, wish: Wish) -> Callable[[str | None], ChatBackend]:
     """What gives the backend of a model: by its name, or of the default one. Raises `InputError` for a bad address."""
-    if server is None:
-        return lambda model: LocalBackend(model or DEFAULT_MODEL, lambda: config)
+    # what a private chat says must not get into the prefix cache of a server
+    shares = wish.shared and wish.server is None and model is None and not config.private
+    socket = running_server() if shares else None
+    if wish.server is None and socket is None:
+        return lambda name: LocalBackend(name or DEFAULT_MODEL, lambda: config)
     from edge_llm_chat.http_backend import HttpBackend
 
-    key = os.environ.get("OPENAI_API_KEY")
-    return lambda model: HttpBackend(server, model=model, key=key)
+    if socket is not None:
+        return lambda name: HttpBackend("http://localhost", model=name, socket=socket, name="your server")
+    key, url = os.environ.get("OPENAI_API_KEY"), wish.server or ""
+    return lambda name: HttpBackend(url, model=name, key=key)

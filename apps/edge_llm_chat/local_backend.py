@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_llm.errors import EdgeLLMError, EngineStoppedError
 from edge_llm.messages import Message
+from edge_llm_chat.aside import aside
 from edge_llm_chat.backend import Answering, Ask, ModelChoice, ModelInfo, Progress
 
 if TYPE_CHECKING:
@@ -44,30 +44,8 @@ class LocalBackend:
         self._thread: threading.Thread | None = None
 
     async def load(self, progress: Progress) -> ModelInfo:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[ModelInfo] = loop.create_future()
-
-        def tell(result: ModelInfo | BaseException) -> None:
-            if ready.done():
-                return
-            if isinstance(result, BaseException):
-                ready.set_exception(result)
-            else:
-                ready.set_result(result)
-
-        def work() -> None:
-            try:
-                result: ModelInfo | BaseException = self._load(progress)
-            except BaseException as error:
-                result = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(tell, result)
-
-        # a daemon, unlike the loop's own threads: the end of the program does not wait for a download
-        self._thread = threading.Thread(target=work, name="edge-llm loading", daemon=True)
-        self._thread.start()
         try:
-            return await ready
+            return await aside(lambda: self._load(progress))
         except _Cancelled:
             raise EngineStoppedError("the loading was stopped") from None
 
@@ -77,6 +55,7 @@ class LocalBackend:
                 raise _Cancelled
             progress(stage, done, total)
 
+        self._thread = threading.current_thread()
         report("starting", 0, 0)
         config = self._configure()
         from edge_llm.engine.assembly import open_engine
@@ -85,7 +64,7 @@ class LocalBackend:
 
         folder = resolve(self.wanted, report)
         report("loading", 0, 0)
-        core = open_engine(folder, config, lambda _name, done, total: report("compiling kernels (once)", done, total))
+        core = open_engine(folder, config, report)
         client = ThreadClient(core)
         self._loaded = _Loaded(core, client)
         if self._closed.is_set():
@@ -99,6 +78,7 @@ class LocalBackend:
             inspects=True,
             forks=True,
             end_ids=frozenset(core.intake.manifest.tokens.eos),
+            notice=info.notice,
         )
 
     async def answer(self, ask: Ask) -> Answering:
@@ -109,8 +89,10 @@ class LocalBackend:
 
         loaded = self._ready()
         if not ask.prefix:
-            return loaded.client.submit(Request.chat(ask.messages, ask.params))
-        ids = loaded.client.tokenize(Request.chat(ask.messages))
+            return loaded.client.submit(
+                Request.chat(ask.messages, ask.params, tools=ask.tools, tool_choice=ask.tool_choice)
+            )
+        ids = loaded.client.tokenize(Request.chat(ask.messages, tools=ask.tools))
         ids += [token.token_id for token in ask.prefix]
         return loaded.client.submit(Request(token_ids=tuple(ids), params=ask.params))
 

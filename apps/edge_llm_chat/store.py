@@ -11,15 +11,16 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edge_llm import paths
 from edge_llm.errors import StorageError
 from edge_llm.messages import Role
-from edge_llm_chat.conversation import Attachment, Conversation, Facts, State, Turn
+from edge_llm_chat.conversation import Conversation, Turn
 from edge_llm_chat.migrations import MIGRATIONS
+from edge_llm_chat.search import clause, like
+from edge_llm_chat.turn_json import read_details, write_details
 
 NAME = "chats.sqlite3"
 _BUSY_S = 2.0
@@ -126,8 +127,11 @@ class Store:
     def save_turn(self, conversation: Conversation, turn: Turn) -> None:
         """Write one turn, and which turns are shown; the conversation too if it is new."""
         self.save(conversation)
-        row = (conversation.id, turn.id, turn.parent, turn.role, turn.content, _details(turn), turn.created)
+        row = (conversation.id, turn.id, turn.parent, turn.role, turn.content, write_details(turn), turn.created)
         with self._transaction():
+            found = self._db.execute("SELECT created FROM turn WHERE conversation=? AND id=?", row[:2]).fetchone()
+            if found is not None and found[0] != turn.created:
+                raise StorageError("another program has changed this chat meanwhile", hint="open it again: Ctrl+O")
             self._db.execute(
                 "INSERT INTO turn (conversation, id, parent, shown, role, content, details, created)"
                 " VALUES (?, ?, ?, 0, ?, ?, ?, ?) ON CONFLICT (conversation, id) DO UPDATE SET"
@@ -187,7 +191,7 @@ class Store:
             (conversation,),
         )
         for turn, parent, role, content, details, created, shown in rows:
-            yield Turn(turn, parent, Role(role), content, created=created, **_read_details(details)), bool(shown)
+            yield Turn(turn, parent, Role(role), content, created=created, **read_details(details)), bool(shown)
 
     def delete(self, conversation: int) -> None:
         """Delete a conversation, beyond recovery."""
@@ -218,8 +222,8 @@ class Store:
             return self._summaries("", ())
         clauses, values = [], []
         for word in wanted:
-            clause, parameters = _clause(word)
-            clauses.append(clause)
+            condition, parameters = clause(word)
+            clauses.append(condition)
             values += parameters
         found = self._summaries("WHERE " + " AND ".join(clauses), tuple(values))
         return [self._with_excerpt(summary, wanted) for summary in found]
@@ -251,7 +255,7 @@ class Store:
         with _storage(self.path):
             row = self._db.execute(
                 "SELECT content FROM turn WHERE conversation=? AND content LIKE ? ESCAPE '\\' ORDER BY id LIMIT 1",
-                (summary.id, _like(texts[0])),
+                (summary.id, like(texts[0])),
             ).fetchone()
         if row is None:
             return summary
@@ -309,51 +313,6 @@ def _statements(script: str) -> Iterator[str]:
             if statement.strip(" \n;"):
                 yield statement
             statement = ""
-
-
-def _clause(word: str) -> tuple[str, list[str]]:
-    """SQL for conversations that hold `word`."""
-    if word.startswith("#") and len(word) > 1:
-        return "EXISTS (SELECT 1 FROM tag WHERE conversation=c.id AND name LIKE ? ESCAPE '\\')", [_like(word[1:])[1:]]
-    title = "c.title LIKE ? ESCAPE '\\'"
-    if len(word) < 3:  # the index knows sequences of three characters and more
-        return (
-            f"({title} OR EXISTS (SELECT 1 FROM turn WHERE conversation=c.id AND content LIKE ? ESCAPE '\\'))",
-            [_like(word), _like(word)],
-        )
-    quoted = '"' + word.replace('"', '""') + '"'
-    text = "c.id IN (SELECT turn.conversation FROM turn_text JOIN turn ON turn.key=turn_text.rowid WHERE turn_text MATCH ?)"
-    return f"({title} OR {text})", [_like(word), quoted]
-
-
-def _like(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return f"%{escaped}%"
-
-
-def _details(turn: Turn) -> str:
-    """What of a turn is neither searched for nor sorted by, as JSON."""
-    kept: dict[str, Any] = {"state": turn.state, "facts": asdict(turn.facts)}
-    if turn.reasoning:
-        kept["reasoning"] = turn.reasoning
-    if turn.attachments:
-        kept["attachments"] = [[item.name, item.text] for item in turn.attachments]
-    if turn.token_ids is not None:
-        kept["token_ids"], kept["tokenizer_digest"] = list(turn.token_ids), turn.tokenizer_digest
-    return json.dumps(kept)
-
-
-def _read_details(text: str) -> dict[str, Any]:
-    kept = json.loads(text)
-    ids = kept.get("token_ids")
-    return {
-        "state": State(kept["state"]),
-        "facts": Facts(**kept["facts"]),
-        "reasoning": kept.get("reasoning", ""),
-        "attachments": tuple(Attachment(*item) for item in kept.get("attachments", ())),
-        "token_ids": None if ids is None else tuple(ids),
-        "tokenizer_digest": kept.get("tokenizer_digest"),
-    }
 
 
 def _numbers(text: str) -> dict[str, float | int]:

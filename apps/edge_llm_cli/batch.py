@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -45,14 +46,13 @@ def batch(
     context_policy: answer.PolicyOption = None,
     threads: answer.ThreadsOption = None,
     kv_dtype: answer.KvOption = None,
-    cache: Annotated[
-        str | None,
-        answer.kept_option(
-            metavar="on|off",
-            help="Keep on disk what the model has read, for the next time: on, or off (default).",
-        ),
-    ] = None,
+    cache: answer.SeldomCacheOption = None,
     private: answer.PrivateOption = False,
+    on: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="ray", help="Answer on the machines of a Ray cluster, or of a local one."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="With --engine ray: processes that each load the model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format. Started again after any end, it goes on where it was.
@@ -71,6 +71,10 @@ def batch(
         raise ParameterError(f"--max-tokens must be at least 1, not {max_tokens}")
     if as_json and str(output_file) == STREAM:
         raise ParameterError("--json and the answers cannot both go to stdout", hint="give an output file")
+    if on not in (None, "ray") or workers < 1:
+        raise ParameterError("--engine must be ray, or left out, and --workers at least 1")
+    if on == "ray" and str(input_file) == STREAM:
+        raise ParameterError("the workers of --engine ray read the input themselves", hint="give an input file")
     options = answer.EngineOptions(
         context,
         threads,
@@ -88,17 +92,28 @@ def batch(
             # what answers depend on beside their lines: what was done in another job is not gone on with
             others = [info.name, info.tokenizer_digest, info.kv_type, max_tokens, any_model, context, context_policy]
             job = hashlib.blake2b(json.dumps(others).encode(), digest_size=32).digest()
-            known = Survey.of(read_lines(source, job), part, results.done) if source.seekable() else None
-            if known is not None:
-                source.seek(0)
+            known = None
+            if source.seekable():
+                start = source.tell()
+                known = Survey.of(read_lines(source, job), part, results.done)
+                source.seek(start)
 
             def wanted(line: LineId) -> bool:
                 return not check_done(line, results.done) and part.has(line)
 
-            tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
             report.begin(known, info.name)
-            run = BatchRun(engine, results, Defaults(None if any_model else model, max_tokens), report.show)
-            asyncio.run(_answer(run, tasks))
+            defaults = Defaults(None if any_model else model, max_tokens)
+            if on == "ray":
+                engine.close()  # it has said what it is; the workers load their own
+                from edge_llm_batch.ray_run import run_on_ray
+
+                opened = partial(answer.opened, model, options)
+                run_on_ray(
+                    str(input_file.resolve()), job, wanted, (opened, defaults), results, report.show, workers=workers
+                )
+            else:
+                tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
+                asyncio.run(_answer(BatchRun(engine, results, defaults, report.show), tasks))
     if report.errors:
         raise typer.Exit(1)
 
@@ -117,9 +132,12 @@ async def _answer(run: BatchRun, tasks: Iterable[Task]) -> None:
 
 @contextlib.contextmanager
 def _opened_input(path: Path) -> Iterator[BinaryIO]:
-    # another reader than sys.stdin: a thread may still wait in it when Python closes that one
+    if str(path) == STREAM:
+        # not sys.stdin, and never closed: a thread may still wait in it, and whoever closes it would wait for that
+        yield open(0, "rb", closefd=False)  # noqa: SIM115 - as said
+        return
     try:
-        file = open(0 if str(path) == STREAM else path, "rb", closefd=str(path) != STREAM)  # noqa: SIM115 - closed below
+        file = path.open("rb")
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
     with file:

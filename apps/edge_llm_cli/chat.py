@@ -32,6 +32,12 @@ def chat(
     resume: Annotated[bool, typer.Option("--resume", help="Choose a stored conversation to go on with.")] = False,
     last: Annotated[bool, typer.Option("--last", help="Go on with the last conversation.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Begin a conversation (default).")] = False,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let the model ask for this tool: time, calculator, read:FOLDER; may be given several times."
+        ),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, without the full screen.")] = False,
     max_tokens: Annotated[
         int | None, typer.Option(help=f"Most tokens of one answer; default: {answer.DEFAULT_MAX_TOKENS}.")
@@ -48,6 +54,7 @@ def chat(
         ),
     ] = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
@@ -58,7 +65,14 @@ def chat(
     if resume + last + new > 1:
         raise ParameterError("--resume, --last and --new exclude one another")
     options = answer.EngineOptions(
-        context, threads, kv_dtype, context_policy, cache=cache, private=private, usual_policy="slide"
+        context,
+        threads,
+        kv_dtype,
+        context_policy,
+        cache=cache,
+        private=private,
+        usual_policy="slide",
+        provider=provider,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     parameters = {name: value for name, value in given.items() if value is not None}
@@ -66,10 +80,12 @@ def chat(
         from edge_llm_chat.launch import Wish, launch
 
         text = None if system is None else answer.argument_text(system)
-        launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, server))
+        tools = tuple(map(answer.argument_text, tool or ()))
+        shared = all(given is None for given in (context, context_policy, threads, provider, kv_dtype, cache))
+        launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, tools, server, shared))
         return
-    if resume or last or server:
-        raise ParameterError("--resume, --last and --server need the full screen", hint="leave out --plain")
+    if resume or last or server or tool:
+        raise ParameterError("--resume, --last, --server and --tool need the full screen", hint="leave out --plain")
     params = SamplingParams(**{"max_tokens": answer.DEFAULT_MAX_TOKENS, **parameters})  # type: ignore[arg-type]
     with answer.opened(model or answer.DEFAULT_MODEL, options) as (engine, _):
         if console.is_terminal(sys.stdin):

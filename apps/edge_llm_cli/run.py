@@ -112,6 +112,7 @@ def run(
     context: answer.ContextOption = None,
     context_policy: answer.PolicyOption = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     speculate: Annotated[
@@ -179,6 +180,7 @@ def run(
         private=private,
         speculation=speculate,
         slots=beam_count if beam_count > 1 else None,
+        provider=provider,
     )
     read = answer.read if as_json else answer.show
     with _told_if_interrupted(model, as_json=as_json), answer.opened(model, options) as (engine, load_s):

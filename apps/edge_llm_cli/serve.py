@@ -59,8 +59,9 @@ def serve(
     ] = None,
     context: answer.ContextOption = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
-    cache: answer.CacheOption = None,
+    cache: answer.SeldomCacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
     """Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API under /v1, Ollama's under /api."""
@@ -74,13 +75,14 @@ def serve(
 
     options = answer.EngineOptions(context, threads, kv_dtype, cache=cache, private=private)
     config = load_config(
-        defaults={"prefix_cache": "disk"},
+        defaults={"prefix_cache": "memory"},
         slots=slots,
         context=context,
         threads=threads,
         kv_type=kv_dtype,
         prefix_cache=options.prefix_cache,
         private=private or None,
+        provider=provider,
     )
     settings = ServerSettings(
         models=tuple(model or [answer.DEFAULT_MODEL]),
@@ -100,7 +102,7 @@ def serve(
     with ProgressDisplay() as progress:
         wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
         folders = {name: resolve(name, progress) for name in wanted}
-        launch(settings, folders, config, note=console.note, progress=progress.kernels)
+        launch(settings, folders, config, note=console.note, progress=progress)
 
 
 def _require_server() -> None:

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from edge_llm import __version__
-from edge_llm_server import routes_ollama, routes_openai, routes_plain
+from edge_llm_server import routes_batches, routes_ollama, routes_openai, routes_plain
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.exchange import STATE
 from edge_llm_server.service import Service
@@ -40,6 +40,6 @@ def create_app(service: Service) -> FastAPI:
         own = ApiError(500, f"something went wrong; the log knows it as {request.scope[STATE].id}")
         return JSONResponse(own.body_for(request.scope["path"]), 500, own.headers)
 
-    for routes in (routes_openai, routes_ollama, routes_plain):
+    for routes in (routes_openai, routes_batches, routes_ollama, routes_plain):
         app.include_router(routes.router(service))
     return app

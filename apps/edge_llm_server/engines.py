@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from typing import Any, TypeVar, cast
 
 from edge_llm.engine.client import EngineClient
 from edge_llm.engine.handle import Handle
@@ -79,6 +80,8 @@ class Engines:
         try:
             manager, client = await self._entered(name, self._settings.load_wait_s)
             try:
+                if self.draining:
+                    raise ApiError.unavailable("the server is stopping", 5.0)
                 yield client
             finally:
                 manager.__exit__(None, None, None)
@@ -106,10 +109,12 @@ class Engines:
     async def _enter(
         self, name: str, wait_s: float | None
     ) -> tuple[AbstractContextManager[EngineClient], EngineClient]:
+        manager = self._host.open(name)
         if any(info.name == name for info in self._host.loaded()):
             wait_s = None  # it only has to be held
-        manager = self._host.open(name)
-        entering = asyncio.get_running_loop().run_in_executor(self._threads, manager.__enter__)
+            entering = asyncio.get_running_loop().run_in_executor(self._threads, manager.__enter__)
+        else:
+            entering = _in_background(manager.__enter__)
         try:
             return manager, await asyncio.wait_for(asyncio.shield(entering), wait_s)
         except TimeoutError:
@@ -151,6 +156,32 @@ class Engines:
         """End all engines."""
         self._host.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_background(work: Callable[[], R]) -> asyncio.Future[R]:
+    """`work` on a thread that the end of the process does not wait for: a model may take minutes to load."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def settle(result: R | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("R", result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="edge-llm loading", daemon=True).start()
+    return done
 
 
 def _left(manager: AbstractContextManager[EngineClient]) -> Callable[[asyncio.Future[EngineClient]], None]:

@@ -28,6 +28,8 @@ from edge_llm_server.security import Receive, Send
 from edge_llm_server.shape import Shape, StreamShape
 from edge_llm_server.translate import parameter_of
 
+_EVENTS_A_TURN = 8
+
 
 class Generate(Response):
     """A response that asks the engine and tells what it says."""
@@ -115,8 +117,12 @@ class Generate(Response):
         """
         ping_s = self._engines.ping_s
         events = _of_one(handles[0], ping_s) if len(handles) == 1 else _of_many(handles, ping_s)
+        told = 0
         try:
             async for item in events:
+                told += 1
+                if told % _EVENTS_A_TURN == 0:
+                    await asyncio.sleep(0)  # events that are all there already would keep the loop from everybody else
                 if item is not None:
                     index, event = item
                     answers[index].add(event)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from edge_llm import machine
+from edge_llm import machine, paths
 from edge_llm.config import EngineConfig
 from edge_llm.engine.client import EngineClient
 from edge_llm.engine.host import EngineHost, usual_bytes
 from edge_llm.engine.process_client import ProcessClient
 from edge_llm.engine.supervisor import EngineState, Phase
-from edge_llm.errors import ParameterError
+from edge_llm.errors import ParameterError, StorageError
+from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.exchange import Log
 from edge_llm_server.serving import Serving
@@ -50,7 +51,10 @@ def launch(
     log = Log()
 
     def load(folder: Path) -> EngineClient:
-        return ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+        client = ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+        if client.info.notice:
+            note(f"{client.info.name}: {client.info.notice}")
+        return client
 
     host = EngineHost(
         {names[model]: folder for model, folder in folders.items()},
@@ -60,10 +64,20 @@ def launch(
         keep_alive_s=math.inf if settings.keep_alive_s is None else settings.keep_alive_s,
     )
     known = {card.name: card for card in cards.values()}
-    serving = Serving(settings, host, known, log=log, most_requests=config.slots + config.queue_limit)
+    batches = None if config.private else _batches(host, log, note)
+    serving = Serving(settings, host, known, batches=batches, log=log, most_requests=config.slots + config.queue_limit)
     address = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{serving.port}"
     note(f"listening on {address}, loading {settings.models[0]}")
     asyncio.run(serving.run(lambda: note(f"ready: {address}/v1 (Ctrl-C stops)")))
+
+
+def _batches(host: EngineHost, log: Log, note: Callable[[str], None]) -> Batches | None:
+    """Files and batches of this user, unless another server has them."""
+    try:
+        return Batches(paths.data_dir() / "batches", host, log)
+    except StorageError as error:
+        note(f"no files and batches here: {error}")
+        return None
 
 
 def _budget() -> int:

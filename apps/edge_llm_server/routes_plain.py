@@ -20,12 +20,14 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
     engines = service.engines
 
-    @routes.api_route("/health", methods=["GET", "HEAD"])
+    @routes.get("/health")
+    @routes.head("/health", include_in_schema=False)
     async def health() -> Any:
         """The process is there; whether it can answer is said by /ready."""
         return {"status": "ok"}
 
-    @routes.api_route("/ready", methods=["GET", "HEAD"])
+    @routes.get("/ready")
+    @routes.head("/ready", include_in_schema=False)
     async def ready() -> Any:
         if engines.draining:
             raise ApiError.unavailable("the server is stopping", 5.0)

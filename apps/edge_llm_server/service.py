@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import RequestCounts
@@ -18,4 +19,5 @@ class Service:
     settings: ServerSettings
     engines: Engines
     cards: Mapping[str, ModelCard]
+    batches: Batches | None = None
     counts: RequestCounts = field(default_factory=RequestCounts)

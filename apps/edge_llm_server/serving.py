@@ -14,8 +14,8 @@ from typing import Any
 import uvicorn
 
 from edge_llm.engine.host import EngineHost
-from edge_llm.errors import EdgeLLMError
 from edge_llm_server.app import create_app
+from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.connection import MAX_HEAD_BYTES, protocol_class
 from edge_llm_server.engines import Engines
@@ -39,24 +39,26 @@ class Serving:
         host: EngineHost,
         cards: Mapping[str, ModelCard],
         *,
+        batches: Batches | None = None,
         log: Log | None = None,
         most_requests: int = 1 << 30,
     ) -> None:
-        """`cards` are those of the models by name. Raises `InputError` where it cannot listen."""
+        """`cards` are those of the models by name. `batches` are closed with the server. Raises `InputError` where it
+        cannot listen."""
         self.settings = settings
-        self._cards = cards
+        self._cards, self._batches = cards, batches
         self.log = log or Log()
         self.engines = Engines(host, settings, most_requests=most_requests)
         self._listeners = [tcp_socket(settings.host, settings.port)]
         self.port: int = self._listeners[0].getsockname()[1]
         self._servers: list[_Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._failure: EdgeLLMError | None = None
+        self._failure: Exception | None = None
 
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
         self._loop = asyncio.get_running_loop()
-        service, limits = Service(self.settings, self.engines, self._cards), Limits(self.settings)
+        service, limits = Service(self.settings, self.engines, self._cards, self._batches), Limits(self.settings)
         app = create_app(service)
         doors = [Door(self.settings.allowed_hosts(self.port), trusted=False)]
         if self.settings.uds is not None and (listener := unix_socket(self.settings.uds)) is not None:
@@ -78,7 +80,7 @@ class Serving:
             )
             self._servers.append(_Server(config))
         loading = asyncio.create_task(self._load(on_ready))
-        with self._signals(), _uvicorn_logs(self.log):
+        with self._signals(), _libraries_log(self.log):
             self.log("listening", port=self.port, uds=len(doors) > 1)
             serving = zip(self._servers, self._listeners, strict=True)
             await asyncio.gather(*(server.serve([listener]) for server, listener in serving))
@@ -87,6 +89,8 @@ class Serving:
             await loading
         if len(doors) > 1 and self.settings.uds is not None:
             self.settings.uds.unlink(missing_ok=True)
+        if self._batches is not None:
+            await asyncio.to_thread(self._batches.close)
         await asyncio.to_thread(self.engines.close)
         self.log("stopped")
         if self._failure is not None:
@@ -95,7 +99,7 @@ class Serving:
     async def _load(self, on_ready: Callable[[], None] | None) -> None:
         try:
             await self.engines.start()
-        except EdgeLLMError as error:
+        except Exception as error:
             self._failure = error
             self._stop()
             return
@@ -147,19 +151,21 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _uvicorn_logs(log: Log) -> Iterator[None]:
-    """What uvicorn has to say goes into our log; of errors only the kind, since they may hold what somebody wrote."""
+def _libraries_log(log: Log) -> Iterator[None]:
+    """What uvicorn and asyncio have to say goes into our log; of errors only the kind: they may hold what somebody wrote."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             kind: Any = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
             log("connection", message=str(record.msg).strip()[:100], **({"fault": kind} if kind else {}))
 
-    logger, handler = logging.getLogger("uvicorn.error"), Handler(logging.WARNING)
-    propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    handlers = {"uvicorn.error": Handler(logging.WARNING), "asyncio": Handler(logging.ERROR)}
+    for name, handler in handlers.items():
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates
+        for name, handler in handlers.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).propagate = True

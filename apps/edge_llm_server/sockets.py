@@ -11,6 +11,8 @@ from pathlib import Path
 from edge_llm.errors import InputError
 from edge_llm.paths import private_dir
 
+_BACKLOG = 512
+
 
 def tcp_socket(host: str, port: int) -> socket.socket:
     """A listening socket. Raises `InputError` where that is not possible."""
@@ -20,6 +22,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen(_BACKLOG)  # who connects from now on is answered as soon as the server runs
         except BaseException:
             listener.close()
             raise

@@ -13,13 +13,15 @@ that count. A conversation longer than the context slides: its layers forget wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_llm.cache import snapshot as snapshots
+from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.cache.ring_geometry import RingGeometry
-from edge_llm.cache.snapshot import Snapshot
+from edge_llm.cache.snapshot import LayerRows, Snapshot
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.kernels.layout import CACHE_MAGIC, CACHE_VERSION, MAX_POSITION, TILE, Cache, KvType
 
@@ -60,12 +62,14 @@ class KVCache:
         max_chunk: int,
         sinks: int = TILE,
         generation: int = 1,
+        storage: Callable[..., LayerRows] = TiledRows,
     ) -> None:
         """Reserve `slots` slots; memory is taken when rows are written.
 
         `context` is how many tokens a row of a global layer may attend to, `max_chunk` the most rows of a step, `sinks`
         the first tokens that a conversation longer than the context keeps (a multiple of TILE). `generation` stands in
-        the descriptor and tells two caches of a process apart. Raises `ParameterError` if the memory cannot be reserved.
+        the descriptor and tells two caches of a process apart. `storage` PlainRows is for the static layout: there are no
+        kernels then, and no descriptor. Raises `ParameterError` if the memory cannot be reserved.
         """
         self.geometry, self.slots, self.context, self.kv_type = geometry, slots, context, kv_type
         self.slides = context > sinks
@@ -76,14 +80,15 @@ class KVCache:
             RingGeometry.of(layer.window, context=context, sinks=sinks, max_chunk=max_chunk)
             for layer in geometry.layers
         )
-        self.layers = tuple(
-            TiledRows(layer, ring, slots=slots, kv_type=kv_type)
+        self.layers: tuple[LayerRows, ...] = tuple(
+            storage(layer, ring, slots=slots, kv_type=kv_type)
             for layer, ring in zip(geometry.layers, rings, strict=True)
         )
         self._free = list(reversed(range(slots)))
         self._lengths = np.zeros(slots, np.int64)
         self._written = np.zeros(slots, np.int64)
         self._generation = generation
+        self._magic = CACHE_MAGIC if storage is TiledRows else 0
         self._descriptor = self._describe()
 
     @property
@@ -92,8 +97,13 @@ class KVCache:
         return self._descriptor.ctypes.data
 
     @property
+    def plain_layers(self) -> tuple[PlainRows, ...]:
+        """The layers of a cache whose storage is PlainRows; none of any other."""
+        return tuple(layer for layer in self.layers if isinstance(layer, PlainRows))
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of address space that are reserved."""
+        """Bytes of address space that are reserved, or taken by plain rows."""
         return sum(layer.nbytes for layer in self.layers)
 
     @property
@@ -143,6 +153,11 @@ class KVCache:
             raise ValueError(f"cannot commit {rows} rows at {length} of {self.limit}")
         self._lengths[slot] = length + rows
         self._written[slot] = max(self._written[slot], length + rows)
+
+    def reach(self, slot: int, end: int) -> None:
+        """A step has written rows up to position `end`, committed or not; kernels say so in the descriptor."""
+        self._check_taken(slot)
+        self._written[slot] = max(self._written[slot], end)
 
     def truncate(self, slot: int, length: int) -> bool:
         """Keep only the first `length` rows, and give the memory of the others back.
@@ -226,7 +241,7 @@ class KVCache:
         """What kernels are told, as layout.Cache says."""
         header = np.zeros(Cache.FIRST_LAYER, np.int64)
         for field, value in {
-            Cache.MAGIC: CACHE_MAGIC,
+            Cache.MAGIC: self._magic,
             Cache.VERSION: CACHE_VERSION,
             Cache.GENERATION: self._generation,
             Cache.LAYERS: len(self.layers),

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.cache.tiled_rows import TiledRows, tile_rows, tile_shapes
+from edge_llm.cache.plain_rows import PlainRows
+from edge_llm.cache.tiled_rows import TiledRows
 from edge_llm.kernels.layout import TILE, CacheLayer
+
+LayerRows = TiledRows | PlainRows
+"""where the rows of a layer lie"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +32,28 @@ class Snapshot:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def take(layers: Sequence[TiledRows], slot: int, start: int, stop: int) -> Snapshot:
+def take(layers: Sequence[LayerRows], slot: int, start: int, stop: int) -> Snapshot:
     """Copy rows that all layers hold."""
     arrays = {}
     for name, field, members in _stacks(layers):
         stack = np.stack([layer.arrays[field][slot][:, _tiles(layer, start, stop)] for layer in members])
         if stop % TILE:
-            tile_rows(stack[:, :, -1], field)[~_first_rows(stop % TILE)] = 0
+            members[0].tile_rows(stack[:, :, -1], field)[~_first_rows(stop % TILE)] = 0
         arrays[name] = stack
     return Snapshot(start, stop, arrays)
 
 
-def shapes(layers: Sequence[TiledRows], tiles: int) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
+def shapes(layers: Sequence[LayerRows], tiles: int) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
     """Shape and type of each array of a snapshot of so many tiles."""
     found = {}
     for name, field, members in _stacks(layers):
         first = members[0]
-        shape, kind = tile_shapes(first.layer.head_dim, first.kv_type)[field]
+        shape, kind = first.tile_shapes()[field]
         found[name] = ((len(members), first.layer.kv_heads, tiles, *shape), np.dtype(kind))
     return found
 
 
-def check(layers: Sequence[TiledRows], snapshot: Snapshot) -> None:
+def check(layers: Sequence[LayerRows], snapshot: Snapshot) -> None:
     """Raises `ValueError` unless `put` can write the snapshot into these layers, whoever made it."""
     start, stop = snapshot.start, snapshot.stop
     if start % TILE or not 0 <= start < stop:
@@ -59,26 +63,29 @@ def check(layers: Sequence[TiledRows], snapshot: Snapshot) -> None:
     if found != expected:
         raise ValueError("the snapshot is not one of this cache's layers")
     for name, array in snapshot.arrays.items():
-        # a weight of 0 does not hide a value that is not finite: it would reach rows that do not attend to it
-        if name.endswith(("value_scales", "values")) and array.dtype == np.float32 and not np.isfinite(array).all():
+        # a weight of 0 does not hide a value that is not finite: it would reach rows that do not attend to it. Stock
+        # ops add a mask to scores, which does not hide those of such keys either
+        spreads = isinstance(layers[0], PlainRows) or name.endswith(("value_scales", "values"))
+        if spreads and array.dtype == np.float32 and not np.isfinite(array).all():
             raise ValueError(f"the snapshot's {name} are not finite")
     if any(stop - max(start, layer.ring.sinks) > layer.ring.ring_rows for layer in layers):
         raise ValueError("the snapshot has more rows than a ring")
 
 
-def put(layers: Sequence[TiledRows], slot: int, snapshot: Snapshot) -> None:
+def put(layers: Sequence[LayerRows], slot: int, snapshot: Snapshot) -> None:
     """Write the rows of a snapshot, and no others: the last tile may hold older rows of the ring behind them."""
     whole = snapshot.stop // TILE - snapshot.start // TILE
     for name, field, members in _stacks(layers):
         for layer, rows in zip(members, snapshot.arrays[name], strict=True):
+            layer.reserve(slot, snapshot.stop)
             target, tiles = layer.arrays[field][slot], _tiles(layer, snapshot.start, snapshot.stop)
             target[:, tiles[:whole]] = rows[:, :whole]
             if snapshot.stop % TILE:
                 some = _first_rows(snapshot.stop % TILE)
-                tile_rows(target[:, tiles[-1]], field)[some] = tile_rows(rows[:, -1], field)[some]
+                layer.tile_rows(target[:, tiles[-1]], field)[some] = layer.tile_rows(rows[:, -1], field)[some]
 
 
-def _stacks(layers: Sequence[TiledRows]) -> Iterator[tuple[str, CacheLayer, list[TiledRows]]]:
+def _stacks(layers: Sequence[LayerRows]) -> Iterator[tuple[str, CacheLayer, list[LayerRows]]]:
     """(name, field, layers) of each array of a snapshot."""
     for kind in ("global", "local"):
         members = [layer for layer in layers if (layer.layer.window is None) == (kind == "global")]
@@ -87,7 +94,7 @@ def _stacks(layers: Sequence[TiledRows]) -> Iterator[tuple[str, CacheLayer, list
                 yield f"{kind}.{field.name.lower()}", field, members
 
 
-def _tiles(layer: TiledRows, start: int, stop: int) -> list[int]:
+def _tiles(layer: LayerRows, start: int, stop: int) -> list[int]:
     """The physical tiles of positions that begin with a tile."""
     return [layer.ring.physical_row(first) // TILE for first in range(start, stop, TILE)]
 

@@ -57,6 +57,17 @@ class TiledRows:
         }
         """[slots, kv_heads, tiles, then `tile_shapes`]"""
 
+    def reserve(self, slot: int, rows: int) -> None:
+        """Make room for the positions [0, rows): there always is."""
+
+    def tile_shapes(self) -> dict[CacheLayer, tuple[tuple[int, ...], type[np.generic]]]:
+        """`tile_shapes` of this layer."""
+        return tile_shapes(self.layer.head_dim, self.kv_type)
+
+    def tile_rows(self, array: np.ndarray, field: CacheLayer) -> np.ndarray:
+        """`tile_rows` of tiles of this layer."""
+        return tile_rows(array, field)
+
     def copy(self, source: int, target: int, tiles: np.ndarray) -> None:
         """Copy tiles of slot `source` over those of slot `target`."""
         for array in self.arrays.values():

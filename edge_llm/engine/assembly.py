@@ -13,39 +13,126 @@ from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.block_folder import prefix_folder
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
 from edge_llm.cache.prefix_store import PrefixStore
-from edge_llm.cache.tiled_rows import LayerGeometry
+from edge_llm.cache.snapshot import LayerRows
+from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.config import EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
-from edge_llm.errors import ParameterError, StorageError
+from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
 from edge_llm.kernels.layout import CACHE_VERSION, KvType
 from edge_llm.kernels.warmup import fingerprint as kernel_fingerprint
 from edge_llm.kernels.warmup import load_kernels
 from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.session import Session
-from edge_llm.sampling.sampler import Sampler
+from edge_llm.sampling.sampler import Kernels, Sampler
 
 _PARKED = 4
 """slots for conversations that do not run: parked ones, and ended ones until somebody goes on with them"""
 
+COMPILING = "compiling kernels (once)"
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
 
 
 def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = None) -> EngineCore:
-    """The engine of a model folder.
+    """The engine of a model folder: in the ring layout, or where that is not asked for or cannot run in the static one.
 
-    Kernels that this machine has not seen are compiled first, which `progress` tells. Raises `ModelFormatError`,
-    `ParameterError` for a config that the model cannot follow, `KernelError` and `SessionError`.
+    Kernels that this machine has not seen are compiled first, and a static form that it has not is written, which
+    `progress` tells. Raises `ModelFormatError`, `ParameterError` for a config that the model cannot follow, `StorageError`,
+    `KernelError` and `SessionError`.
     """
     manifest = ModelManifest.read(folder)
-    geometry = cache_geometry(manifest)
+    threads = min(config.threads or default_threads(), len(machine.usable_cpus()))
+    kernels, missing = _kernels(progress)
+    notices: list[str] = []
+    if config.provider not in ("auto", "cpu"):
+        try:
+            return _static_engine(folder, manifest, config, kernels, threads, config.provider, notices, progress)
+        except SessionError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            notices.append(f"the CPU computes, not {config.provider}: {error}{hint}")
+    if config.layout != "static":
+        try:
+            if missing is not None:
+                raise missing
+            return _ring_engine(folder, manifest, config, kernels, threads, notices)
+        except (KernelError, SessionError) as error:
+            if config.layout == "ring":
+                raise
+            notices.append(f"the fast kernels do not run here, slower stock ops do: {error}")
+    return _static_engine(folder, manifest, config, kernels, threads, "cpu", notices, progress)
+
+
+def _kernels(progress: Progress | None) -> tuple[Kernels, KernelError | None]:
+    """Compiled kernels, or the plain ones that sampling can do with and why."""
+    try:
+        return load_kernels(progress and (lambda _name, done, total: progress(COMPILING, done, total))), None
+    except KernelError as error:
+        from edge_llm.sampling.plain_kernel import PlainKernels
+
+        return PlainKernels(), error
+
+
+def _ring_engine(
+    folder: Path, manifest: ModelManifest, config: EngineConfig, kernels: Kernels, threads: int, notices: list[str]
+) -> EngineCore:
     kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
-    context = _context(config, manifest, geometry.row_bytes(kv_type))
-    free = machine.available_memory()
-    kernels = load_kernels(progress)
-    window = ContextWindow(context)
+    intake, cache = intake_and_cache(folder, manifest, config, kernels, kv_type)
+    try:
+        session = Session(
+            folder,
+            manifest,
+            kernels=kernels,
+            cache_descriptor=cache.descriptor_address,
+            max_rows=config.max_chunk,
+            threads=threads,
+        )
+    except BaseException:
+        intake.close()
+        cache.close()
+        raise
+    bits = [CACHE_VERSION, kernel_fingerprint()]
+    store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits])
+    budget = kv_budget(config, cache)
+    return EngineCore(
+        session=session,
+        cache=cache,
+        intake=intake,
+        config=config,
+        store=store,
+        kv_budget=budget,
+        notice="; ".join(notices),
+    )
+
+
+def _static_engine(
+    folder: Path,
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    threads: int,
+    provider: str,
+    notices: list[str],
+    progress: Progress | None,
+) -> EngineCore:
+    from edge_llm.engine.static import open_static  # what it needs costs a start that does not need it
+
+    notice = "; ".join(notices)
+    return open_static(folder, manifest, config, kernels, threads, provider=provider, notice=notice, progress=progress)
+
+
+def intake_and_cache(
+    folder: Path,
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    kv_type: KvType,
+    storage: Callable[..., LayerRows] = TiledRows,
+) -> tuple[Intake, KVCache]:
+    """What engines of both layouts have in common. Raises `ParameterError` for a config that the model cannot follow."""
+    geometry = cache_geometry(manifest)
+    window = ContextWindow(_context(config, manifest, geometry.row_bytes(kv_type)))
     intake = Intake.open(
         folder,
         manifest,
@@ -57,22 +144,13 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     cache = KVCache(
         geometry,
         slots=config.slots + _PARKED,
-        context=context,
+        context=window.context,
         kv_type=kv_type,
         max_chunk=config.max_chunk,
         sinks=window.sinks,
+        storage=storage,
     )
-    session = Session(
-        folder,
-        manifest,
-        kernels=kernels,
-        cache_descriptor=cache.descriptor_address,
-        max_rows=config.max_chunk,
-        threads=min(config.threads or default_threads(), len(machine.usable_cpus())),
-    )
-    store = _prefix_store(manifest, cache, intake.tokenizer.digest, config) if config.stores_prefixes else None
-    budget = _kv_budget(config, free, cache)
-    return EngineCore(session=session, cache=cache, intake=intake, config=config, store=store, kv_budget=budget)
+    return intake, cache
 
 
 def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
@@ -81,13 +159,18 @@ def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
     return CacheGeometry(tuple(LayerGeometry(size.kv_heads, size.head_dim, layer.window) for layer in manifest.layers))
 
 
-def _prefix_store(
-    manifest: ModelManifest, cache: KVCache, tokenizer_digest: str, config: EngineConfig
+def prefix_store(
+    manifest: ModelManifest, cache: KVCache, tokenizer_digest: str, config: EngineConfig, layout: list[object]
 ) -> PrefixStore | None:
-    """Files for what the cache holds, or None where there is no folder for them: then prompts are read again."""
+    """Files for what the cache holds, if the config wants them and there is a folder; else prompts are read again.
+
+    `layout` is whatever else shapes the rows.
+    """
+    if not config.stores_prefixes:
+        return None
     files = {name: spec.sha256 for name, spec in manifest.files.items() if name in (GRAPH_NAME, WEIGHTS_NAME)}
-    model = [files, tokenizer_digest, manifest.layout, repr((manifest.dimensions, manifest.layers, manifest.rope))]
-    bits = [cache.kv_type.name, CACHE_VERSION, kernel_fingerprint(), metadata.version("onnxruntime")]
+    model = [files, tokenizer_digest, repr((manifest.dimensions, manifest.layers, manifest.rope))]
+    bits = [cache.kv_type.name, metadata.version("onnxruntime"), layout]
     fingerprint = hashlib.blake2b(json.dumps([model, bits], sort_keys=True).encode(), digest_size=32).hexdigest()
     form = BlockFormat(fingerprint, cache.snapshot_shapes(1))
     try:
@@ -108,9 +191,10 @@ def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> i
     return config.context
 
 
-def _kv_budget(config: EngineConfig, free: int | None, cache: KVCache) -> int | None:
-    """Bytes that the cache may hold, `free` ones of memory being there before it; at least one whole conversation's."""
+def kv_budget(config: EngineConfig, cache: KVCache) -> int | None:
+    """Bytes that an empty cache may come to hold: half of what is free, but at least one whole conversation's."""
     whole, budget = cache.bytes_of(cache.limit), config.kv_budget_bytes
+    free = machine.available_memory()
     if budget is None:
         return None if free is None else max(whole, free // 2)
     if budget < whole:

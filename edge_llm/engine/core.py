@@ -65,15 +65,20 @@ class EngineCore:
         config: EngineConfig,
         store: BlockStore | None = None,
         kv_budget: int | None = None,
+        layout: str = "ring",
+        provider: str = "cpu",
+        notice: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefixes for longer than the engine. The cache has at least the config's slots: more of them keep rows
-        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step."""
+        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `layout`, `provider` and
+        `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
         self._prefixes = PrefixCache(cache, store)
         self._shares_prefixes = config.prefix_cache != "off"
         self._slots, self._kv_budget = config.slots, kv_budget
+        self._layout, self._provider, self._notice = layout, provider, notice
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
@@ -97,10 +102,12 @@ class EngineCore:
             vocab=manifest.dimensions.vocab,
             chats=self.intake.template is not None,
             tokenizer_digest=self.intake.tokenizer.digest,
-            layout=manifest.layout,
+            layout=self._layout,
             kv_type=self.cache.kv_type.name.lower(),
             parameters=manifest.parameters,
             weights_bytes=manifest.weight_bytes,
+            provider=self._provider,
+            notice=self._notice,
         )
 
     @property

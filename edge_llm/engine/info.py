@@ -21,8 +21,13 @@ class EngineInfo:
     tokenizer_digest: str
     """of messages that carry the ids they were sampled as"""
     layout: str
+    """which graph computes: ring or static"""
     kv_type: str
     """how keys and values are kept: int8 or f32"""
     parameters: int
     """numbers in its matrices"""
     weights_bytes: int
+    provider: str = "cpu"
+    """what computes: an execution provider of ONNX Runtime, and its device where that is not told by its name"""
+    notice: str = ""
+    """one sentence for the user about why it does not run as asked or as it usually does; empty: it does"""

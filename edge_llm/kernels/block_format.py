@@ -112,6 +112,22 @@ def unpack(codes: np.ndarray, scales: np.ndarray, form: BlockFormat, outputs: in
 
     Raises `ModelFormatError` if the arrays are not as large as the shape needs.
     """
+    q, d, m = unpack_parts(codes, scales, form, outputs, inputs)
+    # A product of 11 and 8 bits is exact in float32, so only the sum rounds.
+    if m is None:
+        weights = d[..., None] * (q.astype(np.float32) - np.float32(128))
+    else:
+        weights = d[..., None] * q.astype(np.float32) + m[..., None]
+    return weights.reshape(outputs, inputs)
+
+
+def unpack_parts(
+    codes: np.ndarray, scales: np.ndarray, form: BlockFormat, outputs: int, inputs: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(codes uint8 [outputs, blocks, block], d float32 [outputs, blocks], m as d or None) of a packed matrix.
+
+    Raises `ModelFormatError` if the arrays are not as large as the shape needs.
+    """
     sizes = (form.code_bytes(outputs, inputs), form.scale_bytes(outputs, inputs))
     if (codes.nbytes, scales.nbytes) != sizes:
         raise ModelFormatError(
@@ -121,12 +137,10 @@ def unpack(codes: np.ndarray, scales: np.ndarray, form: BlockFormat, outputs: in
     steps = codes.reshape(-1).view(np.uint8).reshape(groups, blocks, -1, GROUP_ROWS, 4).transpose(0, 3, 1, 2, 4)
     if form.bits == 4:
         steps = np.stack([steps & 15, steps >> 4], axis=-2)
-    q = steps.reshape(groups * GROUP_ROWS, blocks, block)[:outputs].astype(np.float32)
+    q = steps.reshape(groups * GROUP_ROWS, blocks, block)[:outputs]
     parts = scales.reshape(-1).view(np.float16).reshape(groups, blocks, -1, GROUP_ROWS).transpose(2, 0, 3, 1)
-    parts = parts.reshape(-1, groups * GROUP_ROWS, blocks, 1)[:, :outputs].astype(np.float32)
-    # A product of 11 and 8 bits is exact in float32, so only the sum rounds.
-    weights = parts[0] * q + parts[1] if form.minimum else parts[0] * (q - np.float32(128))
-    return weights.reshape(outputs, inputs)
+    parts = parts.reshape(-1, groups * GROUP_ROWS, blocks)[:, :outputs].astype(np.float32)
+    return q, parts[0], parts[1] if form.minimum else None
 
 
 def _in_groups(rows: np.ndarray) -> np.ndarray:

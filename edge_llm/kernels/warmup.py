@@ -75,7 +75,10 @@ def load_kernels(progress: Progress | None = None) -> KernelLibrary:
     global _library  # noqa: PLW0603 - one library a process: ONNX Runtime calls in by address
     with _lock:
         if _library is None:
-            folder = _cache_folder()
+            try:
+                folder = _cache_folder()
+            except metadata.PackageNotFoundError as error:
+                raise KernelError(f"{error.name} is not installed", hint="run: edge-llm doctor") from None
             _library = (_load(folder) if folder else None) or _compile(folder, progress)
         return _library
 

@@ -182,6 +182,11 @@ class _Vocabulary:
         return self._encode(text.decode("utf-8", "replace"))
 
 
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);from edge_llm.sampling.grammar_worker import main; main()"
+)
+
+
 class _Worker:
     """The process that compiles first; started when it is needed, and again after it was killed."""
 
@@ -210,7 +215,8 @@ class _Worker:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "edge_llm.sampling.grammar_worker"],
+                # our modules, and none that merely lie in the current folder
+                [sys.executable, "-P", "-c", _START, json.dumps([*map(str, sys.path)])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

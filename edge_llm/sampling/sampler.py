@@ -51,6 +51,7 @@ class Sampler:
                 f"a vocabulary of {vocab} tokens cannot be sampled from: at most {MAX_VOCAB} are supported"
             )
         self.vocab = vocab
+        self._kernels = kernels  # kept: they hold the code that is called
         self._call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(kernels.address("sample_row"))
         self._scratch = np.empty(sample_scratch_bytes(vocab), np.uint8)
         self._lock = threading.Lock()  # calls share the scratch

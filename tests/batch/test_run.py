@@ -10,6 +10,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from edge_llm_batch import endpoints
 from edge_llm_batch.endpoints import Defaults
 from edge_llm_batch.pool import TaskPool
 from edge_llm_batch.run import BatchRun
@@ -19,6 +20,7 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EngineStoppedError, GenerationError, QueueFullError
 from edge_llm.messages import Finished, FinishReason, TextDelta, Timings, Usage
 from tests.batch.rig import (
+    COMPLETION,
     Kept,
     chat,
     completion,
@@ -194,6 +196,16 @@ def test_one_that_fails_leaves_the_others_alone() -> None:
     assert answered["response"]["status_code"] == 200
     assert failed["response"]["status_code"] == half["response"]["status_code"] == 500
     assert failed["response"]["body"]["error"]["type"] == "server_error"
+
+
+def test_a_fault_of_ours_is_one_line_without_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(raw: Any, engine: Any) -> Any:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(endpoints, "ENDPOINTS", {**endpoints.ENDPOINTS, COMPLETION: faulty})
+    failed, answered = results_of(make_core(), [completion("a"), chat("b")])
+    assert failed["response"]["body"]["error"]["message"] == "the request failed: KeyError"
+    assert answered["response"]["status_code"] == 200
 
 
 def test_a_full_queue_is_asked_again_when_it_said() -> None:

@@ -9,11 +9,18 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.cache.snapshot import Snapshot
+from edge_llm.cache.tiled_rows import TiledRows
 from edge_llm.kernels.layout import TILE, KvType
 from tests.cache.rig import CONTEXT, GEOMETRY, MAX_CHUNK, Layer, layers, make, write
 
 _NOBODY = -1
+STORAGE: list[tuple[KvType, type[TiledRows] | type[PlainRows]]] = [
+    (KvType.F32, TiledRows),
+    (KvType.INT8, TiledRows),
+    (KvType.F32, PlainRows),
+]
 
 
 @dataclass
@@ -64,9 +71,9 @@ class CacheMachine(RuleBasedStateMachine):
     steps = 0
     """how many rules all machines have run"""
 
-    @initialize(kv_type=st.sampled_from(KvType), sinks=st.sampled_from([0, TILE]))
-    def start(self, kv_type: KvType, sinks: int) -> None:
-        self.cache = make(kv_type, sinks=sinks)
+    @initialize(storage=st.sampled_from(STORAGE), sinks=st.sampled_from([0, TILE]))
+    def start(self, storage: tuple[KvType, type[TiledRows] | type[PlainRows]], sinks: int) -> None:
+        self.cache = make(storage[0], sinks=sinks, storage=storage[1])
         self.rings = layers(self.cache)
         self.model: dict[int, Conversation] = {}
         self.snapshots: list[tuple[Snapshot, list[int]]] = []

@@ -1,4 +1,5 @@
-"""Reads and writes a KVCache the way kernels do: through the addresses in its descriptor alone."""
+"""Reads and writes a KVCache the way kernels do: through the addresses in its descriptor alone. Plain rows have none: their
+arrays are read and written, as the static layout's session does."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
-from edge_llm.cache.tiled_rows import LayerGeometry
+from edge_llm.cache.plain_rows import PlainRows
+from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.kernels.layout import LAYER_FIELDS, TILE, Cache, CacheLayer, KvType
 from tests.reference.attention import physical_row
 
@@ -24,8 +26,11 @@ def make(
     context: int = CONTEXT,
     sinks: int = TILE,
     geometry: CacheGeometry = GEOMETRY,
+    storage: type[TiledRows] | type[PlainRows] = TiledRows,
 ) -> KVCache:
-    return KVCache(geometry, slots=slots, context=context, kv_type=kv_type, max_chunk=MAX_CHUNK, sinks=sinks)
+    return KVCache(
+        geometry, slots=slots, context=context, kv_type=kv_type, max_chunk=MAX_CHUNK, sinks=sinks, storage=storage
+    )
 
 
 def taken(cache: KVCache) -> int:
@@ -111,14 +116,51 @@ class Layer:
         return (seed % 120 + 1).astype(rows.dtype).reshape(rows.shape)
 
 
+class PlainLayer(Layer):
+    """One layer of plain rows. What a slot has no memory for counts as zeros."""
+
+    def __init__(self, cache: KVCache, number: int) -> None:
+        layer = cache.layers[number]
+        assert isinstance(layer, PlainRows)
+        self.number, self._layer = number, layer
+        self.capacity, self.sinks, self.window = layer.ring.capacity, layer.ring.sinks, layer.ring.window
+
+    @property
+    def arrays(self) -> dict[CacheLayer, list[np.ndarray]]:  # type: ignore[override]
+        missing = [self.capacity // TILE - array.shape[1] for array in self._layer.arrays[CacheLayer.KEYS]]
+        return {
+            field: [
+                np.pad(array, ((0, 0), (0, more), (0, 0), (0, 0))) for array, more in zip(arrays, missing, strict=True)
+            ]
+            for field, arrays in self._layer.arrays.items()
+        }
+
+    def write(self, slot: int, rows: np.ndarray, tokens: Sequence[int]) -> None:
+        self._layer.reserve(slot, int(rows.max()) + 1)
+        for field, array in self._fields(slot):
+            array[rows] = self._content(field, array[rows], tokens)
+
+    def holds(self, slot: int, rows: np.ndarray, tokens: Sequence[int]) -> bool:
+        found = self._fields(slot)
+        return all(np.array_equal(array[rows], self._content(field, array[rows], tokens)) for field, array in found)
+
+    def _fields(self, slot: int) -> list[tuple[CacheLayer, np.ndarray]]:
+        """[rows, heads, dim], views."""
+        return list(zip(self._layer.arrays, (np.moveaxis(a[0], 0, 1) for a in self._layer.rows(slot)), strict=True))
+
+
 def layers(cache: KVCache) -> list[Layer]:
-    return [Layer(cache, number) for number in range(len(cache.geometry.layers))]
+    kinds = (PlainLayer if isinstance(layer, PlainRows) else Layer for layer in cache.layers)
+    return [kind(cache, number) for number, kind in enumerate(kinds)]
 
 
 def write(cache: KVCache, slot: int, position: int, tokens: Sequence[int]) -> None:
     """What a step does: the rows of `tokens` from `position` on, in every layer."""
-    written = memory(descriptor(cache)[Cache.WRITTEN], np.int64, cache.slots)
-    written[slot] = max(written[slot], position + len(tokens))
+    if isinstance(cache.layers[0], PlainRows):
+        cache.reach(slot, position + len(tokens))
+    else:
+        written = memory(descriptor(cache)[Cache.WRITTEN], np.int64, cache.slots)
+        written[slot] = max(written[slot], position + len(tokens))
     for layer in layers(cache):
         layer.write(slot, layer.rows(range(position, position + len(tokens))), tokens)
 

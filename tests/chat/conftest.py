@@ -46,7 +46,7 @@ async def wait_until(true: Callable[[], object], pilot: Pilot[None], what: str =
 async def settle(pilot: Pilot[None]) -> None:
     """Until no answer is coming and everything is drawn."""
     await pilot.pause()
-    await wait_until(lambda: screen_of(pilot).answer is None and screen_of(pilot).model is not None, pilot)
+    await wait_until(lambda: not screen_of(pilot).busy and screen_of(pilot).model is not None, pilot)
     await pilot.pause()
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from edge_llm_chat.backend import Ask
 from edge_llm_chat.conversation import State
+from edge_llm_chat.store import Store
 from textual import events
 
 from edge_llm.errors import GenerationError, ModelNotFoundError
 from edge_llm.messages import Message, PromptProgress, Role, TextDelta
 from tests.chat.conftest import app_of, chat, say, screen_of, settle, shown, texts, wait_until
-from tests.chat.fakes import DIGEST, FakeBackend, answer_of, finished
+from tests.chat.fakes import DIGEST, FakeAnswering, FakeBackend, answer_of, finished
 
 
 def run(coroutine) -> None:
@@ -278,5 +280,59 @@ def test_turns_that_fell_out_are_named() -> None:
             await say(pilot, "first")
             await say(pilot, "second")
             assert "the model no longer sees turn 1 of 2" in shown(pilot)
+
+    run(body())
+
+
+def test_an_answer_that_is_cut_by_leaving_is_kept() -> None:
+    store = Store(None)
+
+    async def body() -> None:
+        backend = FakeBackend(answer_of("one two three"), held=True)
+        async with chat(app_of(backend, store)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            backend.answers[0].step(3)
+            await wait_until(lambda: screen_of(pilot).answer.text, pilot)
+            await pilot.pause()
+            await pilot.press("ctrl+q")
+
+    run(body())
+    turn = store.load(store.last()).path()[-1]
+    assert (turn.content, turn.state) == ("one two", State.STOPPED)
+
+
+def test_faults_end_an_answer_or_a_loading_and_not_the_chat() -> None:
+    async def body() -> None:
+        class Faulty(FakeBackend):
+            async def answer(self, ask: Ask) -> FakeAnswering:
+                raise ZeroDivisionError("a fault")
+
+        async with chat(Faulty(), (100, 24)) as pilot:
+            await say(pilot, "Hi")
+            assert "the answer failed: ZeroDivisionError" in shown(pilot)
+        raising = FakeBackend(load=lambda progress: 1 / 0)
+        async with chat(raising, (100, 24)) as pilot:
+            await wait_until(lambda: "cannot be loaded: ZeroDivisionError" in shown(pilot), pilot)
+
+    run(body())
+
+
+def test_a_history_that_cannot_be_written_is_said_and_the_chat_goes_on() -> None:
+    store = Store(None)
+
+    async def body() -> None:
+        async with chat(app_of(FakeBackend("a", "b"), store), (100, 24)) as pilot:
+            await say(pilot, "one")
+            store.close()
+            await say(pilot, "two")
+            assert texts(pilot) == ["one", "a", "two", "b"]
+            assert "cannot be used" in shown(pilot)
+            await pilot.press("shift+tab", "r")
+            await settle(pilot)
+            await pilot.press("left", "ctrl+o")
+            await pilot.pause()
+            await pilot.press("escape")
 
     run(body())

@@ -168,3 +168,15 @@ def test_library_and_settings() -> None:
     assert store.setting("theme") is None
     store.set_setting("theme", "nord")
     assert store.setting("theme") == "nord"
+
+
+def test_what_another_program_has_written_is_not_overwritten(path: Path) -> None:
+    """The same chat is open twice, and goes on in both."""
+    one, other = Store(path), Store(path)
+    made = stored(one, "q")
+    twin = other.load(made.id)
+    one.save_turn(made, made.add(1, Role.ASSISTANT, "the first answer"))
+    time.sleep(0.01)
+    with pytest.raises(StorageError, match="another program"):
+        other.save_turn(twin, twin.add(1, Role.ASSISTANT, "another answer"))
+    assert [turn.content for turn in one.load(made.id).path()] == ["q", "the first answer"]

@@ -169,6 +169,20 @@ def test_from_a_pipe_to_a_pipe(files) -> None:
     assert (process.returncode, len(stderr.splitlines())) == (1, 1)
 
 
+def test_ctrl_c_while_a_pipe_is_silent(files) -> None:
+    _, target = files
+    with child("0", "-", str(target), stdin=-1) as process:
+        process.stdin.write(jsonl([chat("a")]))
+        process.stdin.flush()
+        until = time.monotonic() + 30
+        while not (target.exists() and target.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read().splitlines()[-1] == b"interrupted"
+    assert len(results(target)) == 1
+
+
 def test_ctrl_c_leaves_what_can_be_gone_on_with(files) -> None:
     source, target = files
     source.write_bytes(jsonl(completion(f"r{i}", f"{i}", max_tokens=20) for i in range(400)))

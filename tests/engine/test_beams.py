@@ -164,9 +164,10 @@ def test_blocks_that_a_search_leaves_on_disk_are_those_of_one_beam(tmp_path: Pat
         core.close()
 
 
-def test_real_beams_score_what_a_recomputation_gives(tiny_folder: Path, kernels: KernelLibrary) -> None:
-    """int8 rows that were copied from slot to slot, across tiles, are those that a fresh prompt computes, bit for bit."""
-    config = EngineConfig(context=256, slots=4, max_chunk=32)
+@pytest.mark.parametrize("layout", ["ring", "static"])
+def test_real_beams_score_what_a_recomputation_gives(tiny_folder: Path, kernels: KernelLibrary, layout: str) -> None:
+    """Rows that were copied from slot to slot, across tiles, are those that a fresh prompt computes, bit for bit."""
+    config = EngineConfig(context=256, slots=4, max_chunk=32, layout=layout)
     core = open_engine(tiny_folder, config)
     asked = search(core, 120, 4, params={"max_tokens": 20, "ignore_eos": True})
     run(core)

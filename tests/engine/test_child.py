@@ -186,7 +186,9 @@ def test_an_answer_too_large_for_a_frame_is_an_error(
 def test_closing_waits_for_requests_that_can_still_be_cancelled(start: Callable[..., Conversation]) -> None:
     engine = start(slots=1)
     gate = Gate(engine.core, 3)
-    engine.say(Submit(1, ask(max_tokens=5)), Submit(2, ask(max_tokens=200)))
+    for number, most in ((1, 5), (2, 200)):
+        engine.say(Submit(number, ask(max_tokens=most)))
+        assert engine.until(Reply, number).value is None
     with gate:
         engine.say(Close(True), Cancel(2), Submit(3, ask()))
         assert "closed" in str(engine.until(Reply, 3).value)

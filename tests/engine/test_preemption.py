@@ -124,6 +124,23 @@ def test_being_parked_again_and_again_has_an_end() -> None:
         assert list(slow.finished.token_ids) == answer(40, max_tokens=20)
 
 
+def test_labels_have_room_of_their_own_in_the_budget() -> None:
+    tile = make_core(context=256).cache.bytes_of(1)
+    core = make_core(slots=2, context=256, kv_budget=3 * tile)
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    asked = [
+        core.prepare(Request(token_ids=(i, *range(3, 66)), choices=("y" * 60, "n"), params=params), lambda event: None)
+        for i in (3, 4)
+    ]
+    for one in asked:
+        core.enqueue(one)
+    steps(core, 1)
+    assert [one.phase for one in asked] == [Phase.PREFILL, Phase.QUEUED]
+    while core.has_work:
+        core.step()
+        assert core.statistics().kv_cache_usage_perc <= 1
+
+
 def test_somebody_parked_can_end_there() -> None:
     """Cancelled, out of time, or with the engine; and its conversation can still be gone on with."""
     now = [0.0]

@@ -20,6 +20,7 @@ from edge_llm.kernels.layout import CALL_FIELDS, SampleCall, SampleStatus, sampl
 from edge_llm.kernels.weights import log2
 from edge_llm.sampling.dry import DryWindow
 from edge_llm.sampling.params import SamplingParams
+from edge_llm.sampling.sampler import Kernels
 from tests.reference import sampling as truth
 
 ROOT = Path(__file__).parents[2]
@@ -115,9 +116,10 @@ class Call:
         self.reals[SampleCall.XTC_THRESHOLD] = params.xtc_threshold
         self.reals[SampleCall.MIROSTAT_MU] = mu
 
-    def status(self) -> SampleStatus:
-        """Run the compiled entry."""
-        entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(truth.compiled_kernels().address("sample_row"))
+    def status(self, kernels: Kernels | None = None) -> SampleStatus:
+        """Run an entry, by default the compiled one."""
+        address = (kernels or truth.compiled_kernels()).address("sample_row")
+        entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
         return SampleStatus(entry(self.record.ctypes.data))
 
     def body_status(self) -> SampleStatus:

@@ -16,14 +16,18 @@ from edge_llm.engine.assembly import cache_geometry
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
 from edge_llm.export.reference_graph import write_reference
+from edge_llm.export.static_export import export_static
 from edge_llm.kernels.layout import KvType
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.model.manifest import ModelManifest
 from edge_llm.model.session import Session
+from edge_llm.model.static_folder import StaticForm
+from edge_llm.model.static_session import StaticSession
 from edge_llm.model.step import Segment, Step
 from edge_llm.model.stock_session import StockSession
 from edge_llm.sampling.params import SamplingParams
 from tests.conftest import export
+from tests.model import static_rig
 from tests.model.exact_ring import write_exact_ring
 from tools.make_transformers_goldens import BEAM_SEARCHES, FOLDER, GENERATED, LENGTH, MODELS, PROMPT
 
@@ -104,6 +108,38 @@ def test_the_fp32_reference_agrees(judged: Judged, tmp_path: Path) -> None:
 def test_the_ring_agrees_in_float32(judged: Judged, exact: Path, kernels: KernelLibrary, chunks: list[int]) -> None:
     logits = read(exact, judged.ids, chunks, kernels, KvType.F32)
     assert judged.largest_difference(logits) <= LARGEST_DIFFERENCE
+
+
+@pytest.mark.parametrize("form", StaticForm)
+def test_the_static_layout_agrees_in_float32(judged: Judged, tmp_path: Path, form: StaticForm) -> None:
+    """Both forms of the weights say the same numbers; unoptimised, ONNX Runtime computes with them as they are."""
+    export_static(judged.folder, tmp_path, form)
+    for chunks in CHUNKS:
+        with static_rig.opened(judged.folder, tmp_path, context=LENGTH, max_chunk=80, optimised=False) as opened:
+            logits = read_static(*opened, judged.ids, chunks)
+            assert judged.largest_difference(logits) <= LARGEST_DIFFERENCE
+
+
+def test_the_static_layout_as_users_run_it_is_close(judged: Judged, tmp_path: Path) -> None:
+    """With int8 activations."""
+    export_static(judged.folder, tmp_path)
+    with static_rig.opened(judged.folder, tmp_path, context=LENGTH, max_chunk=16) as opened:
+        logits = read_static(*opened, judged.ids, [16, 1])[judged.rows]
+    ours, theirs = log_softmax(logits), log_softmax(judged.logits)
+    assert (np.exp(theirs) * (theirs - ours)).sum(axis=1).mean() <= LARGEST_KL[judged.name]
+    assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).mean() >= 0.7
+
+
+def read_static(session: StaticSession, cache: KVCache, ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
+    """As `read`."""
+    slot, out, start = cache.acquire(), [], 0
+    assert slot is not None
+    while start < len(ids):
+        part = ids[start : start + chunks[len(out) % len(chunks)]]
+        out.append(session.forward(Step((Segment(slot, start, part, len(part)),))))
+        cache.commit(slot, len(part))
+        start += len(part)
+    return np.concatenate(out)
 
 
 def test_the_ring_as_users_run_it_is_close(judged: Judged, kernels: KernelLibrary) -> None:

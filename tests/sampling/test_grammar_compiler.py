@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -276,3 +279,14 @@ def test_tokens_that_begin_with_some_bytes(prefix: bytes) -> None:
     bits = np.unpackbits(TokenPrefixes(TOKENS).mask(prefix).view(np.uint8), bitorder="little")
     found = {i for i in np.flatnonzero(bits).tolist() if TOKENS[i] != b"\xff"}
     assert found == {i for i, token in enumerate(TOKENS) if token.startswith(prefix) and token != b"\xff"}
+
+
+def test_the_worker_s_modules_come_from_where_ours_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that one merely stands in is none of them."""
+    (tmp_path / "json.py").write_text("raise SystemExit('taken over')")
+    (tmp_path / "edge_llm.py").write_text("raise SystemExit('taken over')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [os.path.abspath(place) for place in sys.path if place])
+    made = GrammarCompiler(TOKENS, control_ids=[CONTROL], end_ids=[END], encode=encode)
+    assert allowed(made.matcher(Grammar.regex("a"))) == [FIRST_BYTE + ord("a")]
+    made.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.exchange import Log
 from edge_llm_server.serving import Serving
@@ -67,6 +68,7 @@ def running(
     load: Callable[[Path], EngineClient] | None = None,
     most_requests: int = 1 << 30,
     wait: bool = True,
+    batches: Path | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """A server of the model `fake`, which `core` makes, until the end of the block."""
@@ -79,10 +81,12 @@ def running(
     values = {"models": ("fake",), "port": 0, "grace_s": 2.0, **settings}
     made = ServerSettings(**values)
     stream, ready, failures = io.StringIO(), threading.Event(), []
+    host = host_of({name: Path(name) for name in made.models}, load or load_core)
     serving = Serving(
         made,
-        host_of({name: Path(name) for name in made.models}, load or load_core),
+        host,
         {name: card(name) for name in made.models},
+        batches=None if batches is None else Batches(batches, host, Log(stream)),
         log=Log(stream),
         most_requests=most_requests,
     )

@@ -13,12 +13,18 @@ from typing import Any
 
 import pytest
 from edge_llm_server.api_error import ApiError
+from edge_llm_server.app import create_app
+from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import STATE, Log, RequestCounts
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.limits import Bucket, Limits
 from edge_llm_server.security import Door, Guard
+from edge_llm_server.service import Service
 from edge_llm_server.settings import ServerSettings
 
+from edge_llm.engine.client import ThreadClient
+from tests.engine.fakes import make_core
+from tests.server.harness import host_of
 from tools.trust import server as trust
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +56,22 @@ def test_the_matrix_sees_a_guard_that_lets_too_many_in(monkeypatch: pytest.Monke
     monkeypatch.setattr(Guard, "_check_origin", lambda self, headers: None)
     with pytest.raises(RuntimeError, match="204 instead of 403"):
         trust.matrix(1000, 1)
+
+
+def test_every_route_of_the_application_needs_a_key(tmp_path: Path) -> None:
+    settings = ServerSettings(models=("m",), keys=(ApiKey.of("me", SECRET),))
+    host = host_of({}, lambda _: ThreadClient(make_core()))
+    app = create_app(Service(settings, Engines(host, settings), {}))
+    door = Door(settings.allowed_hosts(8080), trusted=False)
+    guard = Guard(app, settings, door, Limits(settings), Log(io.StringIO()), RequestCounts())
+    paths = set(app.openapi()["paths"]) | {"/openapi.json", "/docs", "/redoc", "/", "/nothing"}
+    assert len(paths) > 25
+    for path in paths:
+        for spelled in (path, path + "/", "/" + path, path.upper(), path.replace("/", "//", 1)):
+            for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT"):
+                status, _ = asyncio.run(trust.ask(guard, method, spelled, [("host", "localhost:8080")]))
+                public = spelled == "/health" and method in ("GET", "HEAD")
+                assert status == 200 if public else status == 401, (method, spelled)
 
 
 # --- one request at a time ---

@@ -97,7 +97,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 class Process:
     """`edge-llm serve` of a model folder."""
 
-    def __init__(self, folder: Path, before: str = "") -> None:
+    def __init__(self, folder: Path, before: str = "", *, wait: bool = True) -> None:
         command = f"{before}\nfrom edge_llm_cli.entry import run; run()"
         self.child = subprocess.Popen(
             [sys.executable, "-c", command, "serve", "-m", str(folder), "--port", "0", "--context", "512"],
@@ -107,7 +107,8 @@ class Process:
         )
         self.lines: list[str] = []
         self.url = self._until(r"listening on (\S+),").group(1)
-        self._until("ready: ")
+        if wait:
+            self._until("ready: ")
 
     def _until(self, pattern: str) -> re.Match[str]:
         assert self.child.stderr is not None
@@ -150,6 +151,15 @@ def test_it_serves_until_it_is_told_to_stop_and_says_nothing_of_what_was_said(pr
     assert code == 0
     assert json.loads(lines[-1])["event"] == "stopped"
     assert not any("canary" in line for line in lines)
+
+
+def test_the_end_does_not_wait_for_a_model_that_loads(tiny_folder: Path) -> None:
+    never = "import edge_llm_server.launch as l, time\nl.ProcessClient = lambda *_, **__: time.sleep(600)"
+    process = Process(tiny_folder, never, wait=False)
+    until(lambda: httpx.get(f"{process.url}/health").status_code == 200)
+    assert httpx.get(f"{process.url}/ready").status_code == 503
+    process.child.send_signal(signal.SIGTERM)
+    assert process.ended()[0] == 0
 
 
 def engine_of(process: Process) -> int:

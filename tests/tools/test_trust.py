@@ -13,7 +13,7 @@ from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.toolbox import folder
 from edge_llm.toolbox.approval import Decision
 from edge_llm.toolbox.runner import ToolRunner
-from tools.trust import kernel_trials, machines, prefixes, tools
+from tools.trust import clients, kernel_trials, machines, prefixes, tools
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -103,3 +103,9 @@ def test_f27_would_see_harm(sabotage: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(folder.os, "O_NOFOLLOW", 0)
     with pytest.raises(AssertionError):
         tools.episodes(200, 1)
+
+
+@pytest.mark.parametrize("number", clients.FIGURES)
+def test_the_server_bears_all_kinds_of_clients(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert clients.FIGURES[number].main([]) == 0
+    assert capsys.readouterr().out.startswith(f"| {number} |")

@@ -138,7 +138,8 @@ async def ask(guarded: Guard, method: str, path: str, headers: Sequence[tuple[st
         replies.append(message)
 
     pairs = [(name.encode("ascii"), value.encode("utf-8")) for name, value in headers]
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": pairs}
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+             "headers": pairs, "http_version": "1.1", "scheme": "http", "root_path": ""}  # fmt: skip
     await guarded(scope, receive, send)
     return replies[0]["status"], {name.decode(): value.decode() for name, value in replies[0]["headers"]}
 

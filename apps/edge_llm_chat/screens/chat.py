@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import ClassVar
 
 from textual import work
 from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.widgets import OptionList
-from textual.widgets.option_list import Option
 
 from edge_llm.errors import EdgeLLMError
 from edge_llm.messages import Role
 from edge_llm.text.terminal import clean_line
-from edge_llm_chat import commands, files, parameters
+from edge_llm_chat import parameters
 from edge_llm_chat.conversation import Conversation, Turn
 from edge_llm_chat.markdown.leaves import code_blocks
 from edge_llm_chat.screens.conversation import ConversationScreen
@@ -23,15 +18,14 @@ from edge_llm_chat.screens.dialogs import Choice, ConfirmScreen, LineScreen, Pic
 from edge_llm_chat.screens.help import HelpScreen
 from edge_llm_chat.screens.history import HistoryScreen, tags_of
 from edge_llm_chat.screens.settings import SettingsScreen
+from edge_llm_chat.screens.writing import WritingScreen
 from edge_llm_chat.widgets.composer import Composer
 from edge_llm_chat.widgets.message import MessageView
 from edge_llm_chat.widgets.transcript import Transcript
 
-_BUSY = "An answer is coming: Escape stops it"
 
-
-class ChatScreen(ConversationScreen):
-    """Adds branching, commands, dialogs."""
+class ChatScreen(WritingScreen):
+    """The commands of `commands.COMMANDS`, and what is done with one message."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+n", "do('new')", "New chat", id="chat.new", priority=True),
@@ -44,49 +38,13 @@ class ChatScreen(ConversationScreen):
         Binding("f4", "do('model')", "Choose a model", id="chat.model", priority=True),
     ]
 
-    _offered_for = ""
-
-    # --- commands ---
-
-    async def on_composer_sent(self, event: Composer.Sent) -> None:
-        command = commands.parse(event.text)
-        if command is None:
-            if self._busy():
-                return
-            await self._attach_mentions(event.text)
-            self.composer.clear()
-            await self.ask(event.text.strip("\n"))
-            return
-        name, argument = command
-        if name not in commands.BY_NAME:
-            self.tell(f"There is no command /{name}; /help shows all")
-            return
-        self.composer.clear()
-        self.action_do(name, argument)
-
-    def action_do(self, name: str, argument: str = "") -> None:
-        """Do a command of the list."""
-        if commands.BY_NAME[name].needs_argument and not argument:
-            self.composer.write(f"/{name} ")
-            self.composer.focus()
-            return
-        getattr(self, f"do_{name}")(argument)
-
     def _last(self, role: Role) -> Turn | None:
         return next((turn for turn in reversed(self.conversation.path()) if turn.role is role), None)
 
-    def _busy(self) -> bool:
-        if self.answer is not None or self._waiting:
-            self.tell(_BUSY)
-            return True
-        return False
-
     def _save(self) -> None:
         """Write what changed of the conversation itself."""
-        try:
+        with self.reported():
             self.app.store.save(self.conversation)
-        except EdgeLLMError as error:
-            self.report(error)
         self._show_title()
 
     async def _open(self, conversation: Conversation) -> None:
@@ -94,18 +52,22 @@ class ChatScreen(ConversationScreen):
         self._editing, self._attached = None, []
         if self.model is not None:
             conversation.model = self.model.name
+        try:
+            self.belt.forget()
+        except EdgeLLMError as error:  # a folder that is not there any more
+            self.report(error)
         self._show_hint()
         await self.show_path()
         self.composer.focus()
 
     @work
     async def do_new(self, _argument: str) -> None:
-        if not self._busy():
+        if not self.busy_told():
             await self._open(Conversation(parameters=dict(self.conversation.parameters)))
 
     @work
     async def do_history(self, _argument: str) -> None:
-        if self._busy():
+        if self.busy_told():
             return
         chosen = await self.app.push_screen_wait(HistoryScreen(opened=self.conversation.id))
         try:
@@ -117,11 +79,11 @@ class ChatScreen(ConversationScreen):
             self.report(error)
 
     def do_retry(self, _argument: str) -> None:
-        if (turn := self._last(Role.USER)) is not None and not self._busy():
+        if (turn := self._last(Role.USER)) is not None and not self.busy_told():
             self._start(turn.id)
 
     def do_edit(self, _argument: str) -> None:
-        if (turn := self._last(Role.USER)) is not None and not self._busy():
+        if (turn := self._last(Role.USER)) is not None and not self.busy_told():
             self._edit(turn)
 
     def _edit(self, question: Turn) -> None:
@@ -151,7 +113,7 @@ class ChatScreen(ConversationScreen):
         self.tell(f"{what} is copied")
 
     def do_inspect(self, _argument: str) -> None:
-        if (turn := self._last(Role.ASSISTANT)) is not None and not self._busy():
+        if (turn := self._last(Role.ASSISTANT)) is not None and not self.busy_told():
             self._inspect(turn)
 
     @work
@@ -168,23 +130,6 @@ class ChatScreen(ConversationScreen):
         if prefix:
             self._start(turn.parent, prefix)
 
-    def do_attach(self, argument: str) -> None:
-        try:
-            self._attached.append(files.read_attachment(argument))
-        except EdgeLLMError as error:
-            self.report(error)
-        self._show_attached()
-
-    async def _attach_mentions(self, text: str) -> None:
-        known = {item.name for item in self._attached}
-        for path in files.mentions(text):
-            try:
-                item = await asyncio.to_thread(files.read_attachment, path)
-            except EdgeLLMError as error:
-                self.report(error)
-            else:
-                self._attached += [] if item.name in known else [item]
-
     @work
     async def do_system(self, argument: str) -> None:
         text: str | None = argument
@@ -197,7 +142,9 @@ class ChatScreen(ConversationScreen):
 
     @work
     async def do_prompts(self, _argument: str) -> None:
-        prompts = self.app.store.prompts()
+        prompts: dict[str, str] = {}
+        with self.reported():
+            prompts = self.app.store.prompts()
         if not prompts:
             self.tell("Your library is empty: /keep NAME puts this chat's system message into it")
             return
@@ -236,9 +183,19 @@ class ChatScreen(ConversationScreen):
             self.conversation.parameters = values
             self._save()
 
+    def do_tools(self, argument: str) -> None:
+        try:
+            if argument:
+                self.belt.take([] if argument == "off" else argument.split())
+        except EdgeLLMError as error:
+            self.report(error)
+            return
+        have = ", ".join(self.belt.names) or "none"
+        self.tell(f"Tools of this chat: {have}. There are time, calculator, read:FOLDER, or off")
+
     @work
     async def do_model(self, argument: str) -> None:
-        if self._busy():
+        if self.busy_told():
             return
         name: str | None = argument
         if not name:
@@ -289,14 +246,15 @@ class ChatScreen(ConversationScreen):
 
     @work
     async def do_delete(self, _argument: str) -> None:
-        if self._busy():
+        if self.busy_told():
             return
         count = len(self.conversation.turns)
         if not count:
             return
         if await self.app.push_screen_wait(ConfirmScreen(f"Delete this chat and its {count} messages?")):
             if self.conversation.id is not None:
-                self.app.store.delete(self.conversation.id)
+                with self.reported():
+                    self.app.store.delete(self.conversation.id)
             await self._open(Conversation(parameters=dict(self.conversation.parameters)))
 
     @work
@@ -332,7 +290,7 @@ class ChatScreen(ConversationScreen):
                 self._copy(turn.content, "The message")
             case "copy_code":
                 self._copy_code(turn)
-            case _ if self._busy():
+            case _ if self.busy_told():
                 pass
             case "edit":
                 question = (
@@ -340,7 +298,7 @@ class ChatScreen(ConversationScreen):
                 )
                 self._edit(question)
             case "regenerate":
-                self._start(turn.id if turn.role is Role.USER else turn.parent)
+                self._start(turn.parent if turn.role is Role.ASSISTANT else turn.id)
             case "inspect" if turn.role is Role.ASSISTANT:
                 self._inspect(turn)
             case "previous" | "next":
@@ -352,7 +310,8 @@ class ChatScreen(ConversationScreen):
         """Show the version beside `turn`, and stay on it."""
         if not self.conversation.step(turn.id, by):
             return
-        self.app.store.save_shown(self.conversation)
+        with self.reported():
+            self.app.store.save_shown(self.conversation)
         now = self.conversation.shown[turn.parent]
         await self.show_path(follow=False)
         if (view := self.transcript.view_of(now)) is not None:
@@ -362,98 +321,11 @@ class ChatScreen(ConversationScreen):
     async def _delete_turn(self, turn: Turn) -> None:
         if await self.app.push_screen_wait(ConfirmScreen("Delete this message and all that follows from it?")):
             gone = self.conversation.remove(turn.id)
-            self.app.store.remove_turns(self.conversation, gone)
+            with self.reported():
+                self.app.store.remove_turns(self.conversation, gone)
             await self.show_path()
             self.composer.focus()
-
-    # --- writing ---
 
     def on_composer_went_up(self, event: Composer.WentUp) -> None:
         if event.empty:
             self.do_edit("")
-
-    def on_composer_written(self, event: Composer.Written) -> None:
-        self._complete(event.text)
-        self._count_tokens()
-
-    def _complete(self, text: str) -> None:
-        """Offer what the beginning of a command, or of a path after @, may become."""
-        self._offered_for = text
-        found = [Option(_offer(one), id=f"/{one.name}") for one in commands.matching(text)]
-        if not found and self.composer.cursor_location == self.composer.document.end:
-            found = [Option(clean_line(path), id=path) for path in files.completions(text)]
-        offered = self.query_one("#completions", OptionList)
-        offered.clear_options()
-        offered.add_options(found)
-        offered.highlighted = 0 if found else None
-        self._offer(bool(found))
-
-    def _offer(self, offered: bool) -> None:
-        self.query_one("#completions").set_class(offered, "open")
-        self.composer.completing = offered
-
-    def on_composer_completing(self) -> None:
-        self._accept(run=False)
-
-    def on_composer_moving(self, event: Composer.Moving) -> None:
-        offered = self.query_one("#completions", OptionList)
-        if event.by == 0:
-            self._accept(run=True)
-        else:
-            (offered.action_cursor_down if event.by > 0 else offered.action_cursor_up)()
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self._accept(run=True)
-        self.composer.focus()
-
-    def _accept(self, *, run: bool) -> None:
-        """Take the highlighted offer; a whole command is done at once with `run`."""
-        if self._offered_for != self.composer.text:  # keys in one burst: the list has not seen the last of them
-            self._complete(self.composer.text)
-        offered = self.query_one("#completions", OptionList)
-        option = offered.highlighted_option if self.composer.completing else None
-        if option is None or option.id is None:
-            return
-        self._offer(False)
-        text = self.composer.text
-        if text.startswith("/"):
-            command = commands.BY_NAME[option.id[1:]]
-            if run and not command.needs_argument:
-                self.composer.clear()
-                self.action_do(command.name)
-            else:
-                self.composer.write(f"/{command.name}" + (" " if command.argument else ""))
-        else:
-            self.composer.write(text[: text.rindex("@") + 1] + option.id + ("" if option.id.endswith("/") else " "))
-
-    async def action_back(self) -> None:
-        if self.composer.completing:
-            self._offer(False)
-        else:
-            await super().action_back()
-
-    def _show_attached(self) -> None:
-        super()._show_attached()
-        self._count_tokens()
-
-    @work(exclusive=True, group="count")
-    async def _count_tokens(self) -> None:
-        """How many tokens the question will be, once that is worth knowing."""
-        text = self.composer.text
-        named = files.mentions(text)
-        if not named and not self._attached and len(text) < 1_000:
-            self._show_hint()
-            return
-        await asyncio.sleep(0.3)  # a later call cancels this one
-        attached = list(self._attached)
-        for path in named:
-            with contextlib.suppress(EdgeLLMError):
-                attached.append(await asyncio.to_thread(files.read_attachment, path))
-        question = Turn(0, None, Role.USER, text, attachments=tuple(attached)).message()
-        count = await self.app.backend.count((question,))
-        if count is not None:
-            self._show_hint(f"{count:,} tokens")
-
-
-def _offer(command: commands.Command) -> Content:
-    return Content.assemble(f"{command.usage:<22} ", (command.help, "$foreground-muted"))

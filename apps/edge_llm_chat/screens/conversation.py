@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,26 +17,28 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
-from edge_llm.errors import EdgeLLMError
-from edge_llm.messages import Role, TokenInfo
+from edge_llm.errors import EdgeLLMError, RuntimeFailure
+from edge_llm.messages import FinishReason, Role, TokenInfo, ToolCall
 from edge_llm.sampling.params import MAX_SEED, SamplingParams
 from edge_llm.text.terminal import clean_line
-from edge_llm_chat.answering import Answer
+from edge_llm_chat.answering import Answer, text_of
 from edge_llm_chat.backend import Ask, ModelInfo
 from edge_llm_chat.conversation import Attachment, Conversation, Facts, State, Turn, state_of
+from edge_llm_chat.toolbelt import MAX_ROUNDS, Toolbelt
 from edge_llm_chat.widgets.composer import Composer
 from edge_llm_chat.widgets.message import MessageView, Place
 from edge_llm_chat.widgets.status import StatusLine
 from edge_llm_chat.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
+    from edge_llm.toolbox.approval import Approval, Decision
     from edge_llm_chat.app import ChatApp
 
 ALTERNATIVES = 10
 """tokens that are told for each place of an answer"""
 MOST_TOKENS = 2048
 """of an answer, unless the chat says otherwise: small models sometimes repeat themselves for ever"""
-_SHORTEST_S, _LONGEST_S = 0.03, 1.0
+_SHORTEST_S, _LONGEST_S = 0.05, 1.0
 _SHARE = 5
 """showing text may take one part in so many of the time"""
 
@@ -54,6 +60,11 @@ class ConversationScreen(Screen[None]):
         self.conversation = conversation
         self.model: ModelInfo | None = None
         self.answer: Answer | None = None
+        """the one that is coming"""
+        self.busy = False
+        """an answer is coming, or its tools run"""
+        self.belt = Toolbelt(self._approve)
+        self._stopped = False
         self._answering: MessageView | None = None
         self._editing: int | None = None  # the question that is written anew
         self._attached: list[Attachment] = []
@@ -98,14 +109,19 @@ class ConversationScreen(Screen[None]):
         self.status.tell(state="loading", doing="loading", fraction=None)
         try:
             self.model = await self.app.backend.load(self._progress)
-        except EdgeLLMError as error:
-            self.status.tell(state="failed", doing=clean_line(str(error)), fraction=None)
-            self.report(error)
+        except Exception as error:
+            failure = (
+                error if isinstance(error, EdgeLLMError) else RuntimeFailure(f"the model cannot be loaded: {error!r}")
+            )
+            self.status.tell(state="failed", doing=clean_line(str(failure)), fraction=None)
+            self.report(failure)
             return
         self.status.tell(
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
         )
         self.conversation.model = self.model.name
+        if self.model.notice:
+            self.tell(self.model.notice)
         if self._waiting:
             self._start(*self._waiting.pop())
 
@@ -156,6 +172,14 @@ class ConversationScreen(Screen[None]):
         text = clean_line(str(error)) + (f"\n{clean_line(error.hint)}" if error.hint else "")
         self.notify(text, severity="error", markup=False, timeout=8)
 
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """What goes wrong inside is said, and the program goes on."""
+        try:
+            yield
+        except EdgeLLMError as error:
+            self.report(error)
+
     def tell(self, text: str) -> None:
         self.notify(clean_line(text), markup=False, timeout=3)
 
@@ -180,13 +204,28 @@ class ConversationScreen(Screen[None]):
             self._waiting.append((question, prefix))
             self.tell("The answer comes as soon as the model is loaded")
             return
+        self.busy = True
         self._run(question, prefix)
 
-    @work(group="answer", exit_on_error=True)
+    @work(group="answer")
     async def _run(self, question: int | None, prefix: tuple[TokenInfo, ...]) -> None:
-        """One answer from beginning to end."""
-        from edge_llm_chat.answering import text_of
+        """Answer, run the tools that the answer asks for, and answer again, until there is an answer in words."""
+        self._stopped = False
+        try:
+            for left in reversed(range(MAX_ROUNDS + 1)):
+                turn, calls = await self._answer(question, prefix, "auto" if left else "none")
+                if not calls or self._stopped:
+                    break
+                question, prefix = await self._use_tools(turn, calls), ()
+                if self._stopped:
+                    break
+        finally:
+            self.busy = False
 
+    async def _answer(
+        self, question: int | None, prefix: tuple[TokenInfo, ...], tool_choice: str
+    ) -> tuple[int, tuple[ToolCall, ...]]:
+        """One answer from beginning to end: the id of its turn, and the calls that it asks for."""
         assert self.model is not None
         begun = tuple(info.chosen for info in prefix)
         answer = self.answer = Answer(self._changed, tokens=list(prefix), text=text_of(begun))
@@ -198,15 +237,44 @@ class ConversationScreen(Screen[None]):
         self.transcript.follow()
         self.status.tell(state="answering", speeds=())
         try:
-            ask = Ask(tuple(self.conversation.messages(question)), self._params(turn), begun)
+            messages = tuple(self.conversation.messages(question))
+            ask = Ask(messages, self._params(turn), begun, self.belt.tools, tool_choice)
+            await answer.run(self.app.backend, ask)
         except EdgeLLMError as error:
             answer.error = error
-        else:
-            await answer.run(self.app.backend, ask)
+        except asyncio.CancelledError:  # the program ends
+            if answer.text:
+                self._store(self.conversation.change(turn.id, content=answer.text, state=State.STOPPED))
+            raise
         self._flush()
         self.answer = self._answering = None
         self.status.tell(state="ready", speeds=(), doing="", fraction=None)
         await self._end(turn, view, answer, tuple(token.token_id for token in begun))
+        finished = answer.finished
+        return turn.id, finished.tool_calls if finished and finished.reason is FinishReason.TOOL_CALLS else ()
+
+    async def _use_tools(self, after: int, calls: tuple[ToolCall, ...]) -> int:
+        """Run what an answer asks for, one after another; gives the last turn."""
+        for call in calls:
+            result = await self.belt.run(call)
+            turn = self.conversation.add(
+                after, Role.TOOL, result.content, tool_call_id=result.tool_call_id, tool_name=result.name
+            )
+            self._store(turn)
+            await self.transcript.add(turn)
+            after = turn.id
+        return after
+
+    def _approve(self, approval: Approval) -> Decision:
+        """Ask the user; called on the thread of a tool, which waits."""
+        from edge_llm.toolbox.approval import Decision
+        from edge_llm_chat.screens.approval import ApprovalScreen
+
+        answered: Future[Decision | None] = Future()
+        self.app.call_from_thread(self.app.push_screen, ApprovalScreen(approval), answered.set_result)
+        decision = answered.result()
+        self._stopped = self._stopped or decision is None
+        return decision or Decision.NO
 
     def _params(self, turn: Turn) -> SamplingParams:
         """How the answer `turn` is sampled; a seed counts its siblings, or asking again would give the same once more."""
@@ -233,6 +301,7 @@ class ConversationScreen(Screen[None]):
             note = self.conversation.forgotten_note(finished, self.model.context)
             facts = replace(Facts.of(finished, self.model.name), note=note)
             changes = {"state": state_of(finished), "facts": facts, "tokens": tuple(answer.tokens)}
+            changes["tool_calls"] = finished.tool_calls if finished.reason is FinishReason.TOOL_CALLS else ()
             if self.model.tokenizer_digest:
                 changes |= {"token_ids": begun + finished.token_ids, "tokenizer_digest": self.model.tokenizer_digest}
         turn = self.conversation.change(turn.id, content=answer.text, reasoning=answer.reasoning, **changes)
@@ -242,10 +311,8 @@ class ConversationScreen(Screen[None]):
         view.show_place(self._place(turn))
 
     def _store(self, turn: Turn) -> None:
-        try:
+        with self.reported():
             self.app.store.save_turn(self.conversation, turn)
-        except EdgeLLMError as error:
-            self.report(error)
 
     # --- while an answer comes ---
 
@@ -265,6 +332,8 @@ class ConversationScreen(Screen[None]):
         if text or reasoning:
             view.append(text, reasoning)
             view.refresh_text()
+        elif answer.calling:
+            view.wait(f"calling {clean_line(answer.calling)} …")
         elif answer.progress is not None and not answer.text:
             view.wait(f"reading {answer.progress.done:,} of {answer.progress.total:,} tokens")
         rates = answer.speed.rates()
@@ -277,6 +346,7 @@ class ConversationScreen(Screen[None]):
     # --- keys ---
 
     async def action_back(self) -> None:
+        self._stopped = True
         if self.answer is not None:
             self.answer.stop()
             if self._answering is not None:

@@ -59,7 +59,7 @@ class HistoryScreen(ModalScreen[int | None]):
             self._found = self.app.store.find(self.query_one(Input).value)
         except EdgeLLMError as error:
             self._found = []
-            self.notify(clean_line(str(error)), severity="error", markup=False)
+            self._say(error)
         options.clear_options()
         now = time.time()
         options.add_options([Option(row(one, now, one.id == self._opened), id=str(one.id)) for one in self._found])
@@ -109,8 +109,14 @@ class HistoryScreen(ModalScreen[int | None]):
             self._change(chosen.id, pinned=not chosen.pinned)
 
     def _change(self, conversation: int, **changes: object) -> None:
-        self.app.change_conversation(conversation, **changes)
+        try:
+            self.app.change_conversation(conversation, **changes)
+        except EdgeLLMError as error:
+            self._say(error)
         self._show(conversation)
+
+    def _say(self, error: EdgeLLMError) -> None:
+        self.notify(clean_line(str(error)), severity="error", markup=False)
 
     @work
     async def action_delete(self) -> None:
@@ -120,7 +126,10 @@ class HistoryScreen(ModalScreen[int | None]):
             self.notify("This chat is open: /delete deletes it", markup=False)
             return
         if await self.app.push_screen_wait(ConfirmScreen(f"Delete “{chosen.title}” and its {chosen.turns} messages?")):
-            self.app.store.delete(chosen.id)
+            try:
+                self.app.store.delete(chosen.id)
+            except EdgeLLMError as error:
+                self._say(error)
             self._show()
 
 

@@ -26,6 +26,8 @@ from edge_llm_chat.markdown.palette import STYLES, Palette
 
 QUESTION_LINES = 12
 """lines of a question that are shown until it is unfolded"""
+RESULT_LINES = 4
+"""and of what a tool says"""
 LONG = 40_000
 """characters from which on a finished text is read and drawn on a thread"""
 _MARGIN = 2
@@ -81,7 +83,7 @@ class MessageView(Widget, can_focus=True):
         self.folded = True
         self._filter, self._thought_filter = TerminalFilter(), TerminalFilter()
         self._is_answer = turn.role is Role.ASSISTANT
-        self.add_class("answer" if self._is_answer else "question")
+        self.add_class({Role.ASSISTANT: "answer", Role.TOOL: "tool"}.get(turn.role, "question"))
         self._body = self._document(turn.content)
         self._thoughts = self._document(turn.reasoning)
         self._palette: Palette | None = None
@@ -112,12 +114,6 @@ class MessageView(Widget, can_focus=True):
         self._stale = True
         self._draw()
         self.refresh(layout=len(self._lines) != before)
-
-    def restart(self, text: str) -> None:
-        """Forget what was appended and begin with `text`."""
-        self._filter, self._thought_filter = TerminalFilter(), TerminalFilter()
-        self._body, self._thoughts = Document(finished=False), Document(finished=False)
-        self.append(text)
 
     async def end(self, turn: Turn) -> None:
         """The answer is complete: show it as a whole."""
@@ -222,9 +218,11 @@ class MessageView(Widget, can_focus=True):
     def _question(self) -> list[Strip]:
         assert self._palette is not None
         lines = self._body.lines(self._room, self._palette)
-        if self.folded and len(lines) > QUESTION_LINES + 1:
-            more = f"… {len(lines) - QUESTION_LINES + 1:,} more lines"
-            lines = [*lines[: QUESTION_LINES - 1], self._note(more)]
+        most = QUESTION_LINES if self.turn.role is Role.USER else RESULT_LINES
+        if self.folded and len(lines) > most + 1:
+            lines = [*lines[: most - 1], self._note(f"… {len(lines) - most + 1:,} more lines")]
+        if self.turn.role is Role.TOOL:
+            lines = [self._note(f"⚙ {clean_line(self.turn.tool_name or 'a tool')} says"), *lines]
         files = [self._note(f"▤ {clean_line(item.name)}") for item in self.turn.attachments]
         return [*lines, *files, *self._footer()]
 
@@ -241,8 +239,11 @@ class MessageView(Widget, can_focus=True):
                 lines += [Strip.join([bar, line]) for line in self._thoughts.lines(self._room - 2, self._palette)]
             lines.append(Strip([], 0))
         lines += self._body.lines(self._room, self._palette)
-        if self.streaming and self.waiting and not self._body.text:
+        if self.streaming and self.waiting:
             lines.append(self._note(self.waiting))
+        lines += [
+            self._note(f"⚙ {clean_line(call.name)} {clean_line(call.arguments)}") for call in self.turn.tool_calls
+        ]
         return lines + self._footer()
 
     def _footer(self) -> list[Strip]:
@@ -251,7 +252,7 @@ class MessageView(Widget, can_focus=True):
         if self._is_answer and not self.streaming:
             parts += [_STATES[self.turn.state]] if self.turn.state in _STATES else []
             parts += [clean_line(self.turn.facts.note)] if self.turn.facts.note else []
-            parts += [] if self.turn.content or parts else ["the model said nothing"]
+            parts += [] if self.turn.content or self.turn.tool_calls or parts else ["the model said nothing"]
         return [self._note(" · ".join(parts))] if parts else []
 
     def _note(self, text: str) -> Strip:

@@ -1,0 +1,56 @@
+"""ApprovalScreen: may this tool run, with exactly these arguments?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from edge_llm.text.terminal import clean, clean_line
+from edge_llm.toolbox.approval import Approval, Decision, Permission
+
+_MAY = {
+    Permission.READ: "It may look at things, and change none.",
+    Permission.WRITE: "It may change things.",
+    Permission.EXEC: "It may start programs and reach other machines.",
+}
+
+
+class ApprovalScreen(ModalScreen[Decision | None]):
+    """Gives the decision, None to stop altogether; whatever is not a clear yes is no."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "decide('once')", "Yes, this once", id="approval.once"),
+        Binding("c", "decide('chat')", "Yes, in this chat", id="approval.chat"),
+        Binding("n,enter", "decide('no')", "No", id="approval.no"),
+        Binding("v", "decide('never')", "Never in this chat", id="approval.never"),
+        Binding("escape", "dismiss(None)", "No, and stop", id="approval.stop"),
+    ]
+
+    def __init__(self, approval: Approval) -> None:
+        super().__init__()
+        self._approval = approval
+
+    def compose(self) -> ComposeResult:
+        asked = self._approval
+        with Vertical(classes="dialog", id="approval") as dialog:
+            dialog.border_title = "The model asks to run a tool"
+            dialog.border_subtitle = "y once · c in this chat · n no · v never · Escape stops"
+            yield Static(
+                Content.assemble(
+                    (clean_line(asked.tool.name), "bold"), "  ", (_MAY[asked.permission], "$foreground-muted")
+                ),
+                markup=False,
+            )
+            if asked.changed:
+                yield Static(Content.styled("It has changed since you allowed it.", "$text-warning"), markup=False)
+            with VerticalScroll(id="arguments"):
+                yield Static(clean(asked.arguments), markup=False)
+
+    def action_decide(self, decision: str) -> None:
+        self.dismiss(Decision(decision))

@@ -1,0 +1,315 @@
+"""Batches: files of requests that are answered when nobody else waits, one after the other, across restarts too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from edge_llm.engine.client import EngineClient
+from edge_llm.engine.handle import Handle
+from edge_llm.engine.host import EngineHost
+from edge_llm.engine.info import EngineInfo
+from edge_llm.engine.request import Request
+from edge_llm.errors import EdgeLLMError, EngineStoppedError, StorageError
+from edge_llm.paths import private_dir
+from edge_llm_server.api_error import ApiError
+from edge_llm_server.exchange import Log, place_of
+from edge_llm_server.files import FileStore, write_json
+
+if TYPE_CHECKING:
+    from edge_llm_batch.run import BatchRun, Tally
+    from edge_llm_batch.task import Task
+
+MAX_OPEN = 32
+"""batches of a key that are not done"""
+MAX_ENDED = 256
+"""of a key, that are remembered"""
+_PATIENCE_S = 5.0
+_ATTEMPTS = 5
+"""engines that may die under a batch before it is given up"""
+_ID = re.compile(r"batch_[0-9a-f]{24}")
+_OPEN = frozenset({"validating", "in_progress", "cancelling"})
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch; times are Unix times, by the name of the status that they began."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    model: str
+    metadata: dict[str, str] | None = None
+    status: str = "validating"
+    times: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    fault: str | None = None
+
+    def entered(self, status: str, **changes: Any) -> Batch:
+        return replace(self, status=status, times={**self.times, status: int(time.time())}, **changes)
+
+    def shown(self) -> dict[str, Any]:
+        """OpenAI's batch object."""
+        names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+        fault = {"object": "list", "data": [{"code": "failed", "message": self.fault, "line": None, "param": None}]}
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": fault if self.fault else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.times["validating"],
+            **{f"{name}_at": self.times.get(name) for name in names},
+            "expires_at": None,
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": self.metadata,
+            "model": self.model,
+        }
+
+
+class Batches:
+    """All batches, and the thread that answers them. Every method may be called from any thread."""
+
+    def __init__(self, folder: Path, host: EngineHost, log: Log) -> None:
+        """Goes on with what was not done when the last server ended.
+
+        Raises `StorageError` for a folder that cannot be used, or that another server uses.
+        """
+        self._lock_file = _locked(private_dir(folder) / "lock")
+        self.files = FileStore(folder)
+        self._folder, self._host, self._log = folder, host, log
+        self._changed = threading.Condition()
+        self._closing = False
+        self._batches = {batch.id: batch for path in folder.glob("batch_*.json") if (batch := _read(path)) is not None}
+        self._stop_running: Callable[[], None] | None = None
+        self._running: str | None = None
+        self._thread = threading.Thread(target=self._work, name="edge-llm batches", daemon=True)
+        self._thread.start()
+
+    def create(self, *, owner: str, model: str, endpoint: str, input_file_id: str, window: str, metadata: Any) -> Batch:
+        """Raises `ApiError` for a file that is not there, or too many batches."""
+        self.files.get(input_file_id, owner)
+        with self._changed:
+            waiting = [batch for batch in self._batches.values() if batch.owner == owner and batch.status in _OPEN]
+            if len(waiting) >= MAX_OPEN:
+                raise ApiError.too_many(f"{MAX_OPEN} batches of this key are not done", 60.0)
+            self._forget_old(owner)
+            batch = Batch(f"batch_{secrets.token_hex(12)}", owner, endpoint, input_file_id, window, model, metadata)
+            self._store(batch.entered("validating"))
+            self._changed.notify_all()
+            return self._batches[batch.id]
+
+    def _forget_old(self, owner: str) -> None:
+        """Leave room for one more of an owner's batches; the lock is held."""
+        ended = [batch for batch in self._batches.values() if batch.owner == owner and batch.status not in _OPEN]
+        for batch in sorted(ended, key=lambda batch: batch.times["validating"])[: max(0, len(ended) - MAX_ENDED + 1)]:
+            (self._folder / f"{batch.id}.json").unlink(missing_ok=True)
+            del self._batches[batch.id]
+
+    def get(self, batch_id: str, owner: str) -> Batch:
+        """Raises `ApiError` 404, also for a batch of somebody else."""
+        with self._changed:
+            batch = self._batches.get(batch_id)
+        if batch is None or batch.owner != owner:
+            raise ApiError(404, f"there is no batch {batch_id[:64]!a}", code="batch_not_found")
+        return batch
+
+    def all(self, owner: str) -> list[Batch]:
+        """The owner's batches, the newest first."""
+        with self._changed:
+            own = [batch for batch in self._batches.values() if batch.owner == owner]
+        return sorted(own, key=lambda batch: (-batch.times["validating"], batch.id))
+
+    def cancel(self, batch_id: str, owner: str) -> Batch:
+        """End a batch; what was answered stays. Does nothing to one that has ended."""
+        batch = self.get(batch_id, owner)
+        with self._changed:
+            batch = self._batches[batch.id]
+            if batch.status in ("validating", "in_progress"):
+                self._store(batch.entered("cancelling"))
+                if self._running == batch.id and self._stop_running is not None:
+                    self._stop_running()
+                self._changed.notify_all()
+            return self._batches[batch.id]
+
+    def close(self) -> None:
+        """Stop; the next server goes on with what is not done. Idempotent."""
+        with self._changed:
+            self._closing = True
+            if self._stop_running is not None:
+                self._stop_running()
+            self._changed.notify_all()
+        self._thread.join(_PATIENCE_S)  # it may be waiting for a model to load
+        self._lock_file.close()
+
+    # --- the thread ---
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._next() is not None)
+                batch = self._next()
+                if self._closing or batch is None:
+                    return
+                self._running = batch.id
+            try:
+                self._answer(batch)
+            except Exception as error:
+                self._log("batch", id=batch.id, fault=place_of(error))
+                why = str(error) if isinstance(error, EdgeLLMError | ApiError) else "something went wrong"
+                with self._changed:
+                    self._store(self._batches[batch.id].entered("failed", fault=why))
+            finally:
+                with self._changed:
+                    self._running = self._stop_running = None
+
+    def _next(self) -> Batch | None:
+        waiting = [batch for batch in self._batches.values() if batch.status in _OPEN]
+        return min(waiting, key=lambda batch: batch.times["validating"], default=None)
+
+    def _answer(self, batch: Batch) -> None:
+        """Answer all lines that are not answered yet. Leaves it as it is if the server is closed."""
+        from edge_llm_batch.lines import Shard, Survey, read_lines
+
+        from edge_llm_server.batch_results import SplitResults
+
+        job = batch.id.encode("ascii")
+        source = self.files.path(self.files.get(batch.input_file_id, batch.owner).id)
+        with contextlib.closing(SplitResults(self._folder / batch.id)) as results:
+            if batch.status != "cancelling":
+                with source.open("rb") as stream:
+                    survey = Survey.of(read_lines(stream, job), Shard(), results.done)
+                self._update(batch.id, lambda now: now.entered("in_progress", total=survey.lines, **_counts(results)))
+                for attempt in range(1, _ATTEMPTS + 1):
+                    try:
+                        with self._host.open(batch.model) as client:
+                            self._run(batch, client, results, source, job)
+                        break
+                    except EngineStoppedError:
+                        if attempt == _ATTEMPTS and not self._closing:
+                            raise
+        with self._changed:
+            if self._closing:
+                return
+            cancelled = self._batches[batch.id].status == "cancelling"
+        self._finish(batch, results, "cancelled" if cancelled else "completed")
+
+    def _run(self, batch: Batch, client: EngineClient, results: Any, source: Path, job: bytes) -> None:
+        from edge_llm_batch.endpoints import Defaults
+        from edge_llm_batch.lines import read_lines
+        from edge_llm_batch.run import BatchRun
+        from edge_llm_batch.task import read_tasks
+
+        def told(_tally: Tally) -> None:
+            with self._changed:
+                self._batches[batch.id] = replace(self._batches[batch.id], **_counts(results))
+
+        with source.open("rb") as stream:
+            lines = read_lines(stream, job)
+            tasks = read_tasks(lines, [batch.endpoint], lambda line: line.number not in results.done)
+            run = BatchRun(_Engine(client, batch.owner), results, Defaults(batch.model, None), told)
+            with contextlib.suppress(asyncio.CancelledError):
+                asyncio.run(self._until_stopped(batch, run, tasks))
+
+    async def _until_stopped(self, batch: Batch, run: BatchRun, tasks: Iterable[Task]) -> None:
+        from edge_llm_batch.pool import TaskPool
+
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with self._changed:
+            if self._closing or self._batches[batch.id].status == "cancelling":
+                return
+            self._stop_running = lambda: _stop(loop, task)
+        pool = TaskPool()
+        filling = loop.run_in_executor(None, pool.fill, tasks)
+        try:
+            await run.run(pool)
+        finally:
+            with self._changed:
+                self._stop_running = None
+            pool.close()
+            await asyncio.wait([filling])
+
+    def _finish(self, batch: Batch, results: Any, status: str) -> None:
+        made = {}
+        for name, path in (("output_file_id", results.output), ("error_file_id", results.errors_path)):
+            if path.exists() and path.stat().st_size:
+                kind = "output" if name.startswith("output") else "error"
+                filename = f"{batch.id}_{kind}.jsonl"
+                made[name] = self.files.adopt(path, filename=filename, purpose="batch_output", owner=batch.owner).id
+            else:
+                path.unlink(missing_ok=True)
+        self._update(batch.id, lambda now: now.entered("finalizing").entered(status, **made, **_counts(results)))
+
+    def _update(self, batch_id: str, change: Callable[[Batch], Batch]) -> None:
+        with self._changed:
+            self._store(change(self._batches[batch_id]))
+
+    def _store(self, batch: Batch) -> None:
+        """Remember, on disk too; the lock is held."""
+        write_json(self._folder / f"{batch.id}.json", asdict(batch))
+        self._batches[batch.id] = batch
+
+
+class _Engine:
+    """An engine for one key's batch: what it reads is found by nobody else."""
+
+    def __init__(self, client: EngineClient, owner: str) -> None:
+        self._client, self._owner = client, owner
+        self.info: EngineInfo = client.info
+
+    def submit(self, request: Request) -> Handle:
+        return self._client.submit(replace(request, namespace=self._owner))
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        return self._client.detokenize(token_ids)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The file, which no other process has locked. Raises `StorageError`."""
+    import fcntl
+
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StorageError(f"another server answers the batches in {path.parent}") from None
+    return file
+
+
+def _counts(results: Any) -> dict[str, Any]:
+    return {"completed": results.count - results.errors, "failed": results.errors}
+
+
+def _stop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    with contextlib.suppress(RuntimeError):  # it has ended by itself
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def _read(path: Path) -> Batch | None:
+    """A stored batch; None for what is none."""
+    try:
+        batch = Batch(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return batch if _ID.fullmatch(batch.id) and isinstance(batch.times.get("validating"), int) else None

@@ -1,0 +1,143 @@
+"""FileStore: files that clients have uploaded, and those made for them; each belongs to the key that it came with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_llm.paths import private_dir
+from edge_llm_server.api_error import ApiError
+
+MAX_FILES = 256
+"""of a key"""
+MAX_BYTES = 1 << 30
+"""of a key's files together"""
+_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What is known of a file. `created` is Unix time; `owner` a key's name, empty for a server without keys."""
+
+    id: str
+    filename: str
+    bytes: int
+    created: int
+    purpose: str
+    owner: str
+
+    def shown(self) -> dict[str, Any]:
+        """OpenAI's file object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+class FileStore:
+    """Files in a private folder, each beside what is known of it. Any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `StorageError` for a folder that others may change."""
+        self._folder = private_dir(folder)
+        for left in self._folder.glob("part-*"):  # by a server that was killed
+            left.unlink(missing_ok=True)
+
+    def scratch(self) -> Path:
+        """A new name for a file that is being received; it belongs to the caller."""
+        return self._folder / f"part-{secrets.token_hex(12)}"
+
+    def keep(self, scratch: Path, start: int, end: int, *, filename: str, purpose: str, owner: str) -> StoredFile:
+        """Bytes `start` to `end` of a received file become a stored one. Raises `ApiError` where the owner has too many."""
+        own = self.all(owner)
+        if len(own) >= MAX_FILES or sum(file.bytes for file in own) + end - start > MAX_BYTES:
+            raise ApiError(
+                429,
+                f"at most {MAX_FILES} files of together {MAX_BYTES >> 20} MiB are kept: delete some",
+                code="too_many_files",
+            )
+        file = self._new(filename, purpose, owner, end - start)
+        with scratch.open("rb") as source, _created(self.path(file.id)) as target:
+            source.seek(start)
+            left = end - start
+            while left and (piece := source.read(min(left, 1 << 20))):
+                target.write(piece)
+                left -= len(piece)
+        self._note(file)
+        return file
+
+    def adopt(self, path: Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
+        """A file that was made here becomes a stored one."""
+        file = self._new(filename, purpose, owner, path.stat().st_size)
+        shutil.move(path, self.path(file.id))
+        self._note(file)
+        return file
+
+    def get(self, file_id: str, owner: str) -> StoredFile:
+        """Raises `ApiError` 404, also for a file of somebody else."""
+        try:
+            if _ID.fullmatch(file_id):
+                file = StoredFile(**json.loads(self._note_path(file_id).read_text(encoding="utf-8")))
+                if file.owner == owner:
+                    return file
+        except (OSError, ValueError, TypeError):
+            pass
+        raise ApiError(404, f"there is no file {file_id[:64]!a}", code="file_not_found")
+
+    def all(self, owner: str) -> list[StoredFile]:
+        """The owner's files, the newest first."""
+        files = []
+        for path in self._folder.glob("file-*.json"):
+            with contextlib.suppress(ApiError):
+                files.append(self.get(path.stem, owner))
+        return sorted(files, key=lambda file: (-file.created, file.id))
+
+    def path(self, file_id: str) -> Path:
+        return self._folder / file_id
+
+    def delete(self, file: StoredFile) -> None:
+        self._note_path(file.id).unlink(missing_ok=True)
+        self.path(file.id).unlink(missing_ok=True)
+
+    def _new(self, filename: str, purpose: str, owner: str, size: int) -> StoredFile:
+        return StoredFile(f"file-{secrets.token_hex(12)}", filename[:512], size, int(time.time()), purpose, owner)
+
+    def _note_path(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.json"
+
+    def _note(self, file: StoredFile) -> None:
+        write_json(self._note_path(file.id), asdict(file))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    scratch = path.with_name(f"part-{secrets.token_hex(12)}")
+    with _created(scratch) as file:
+        file.write(json.dumps(value).encode("ascii"))
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[Any]:
+    """A new file that only its owner can read; nothing stays of it if its writing fails."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,141 @@
+"""OpenAI's routes of files and batches: /v1/files, /v1/batches."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from edge_llm_batch.lines import MAX_LINE_BYTES
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from edge_llm_server.api_error import ApiError
+from edge_llm_server.batches import Batches
+from edge_llm_server.body import parse_body
+from edge_llm_server.exchange import STATE
+from edge_llm_server.files import StoredFile
+from edge_llm_server.multipart import read_form
+from edge_llm_server.routes_openai import body_of
+from edge_llm_server.schemas import Body, Text, Word
+from edge_llm_server.service import Service
+
+
+class BatchBody(Body):
+    """POST /v1/batches. Lines are answered as soon as there is time: `completion_window` is taken and changes nothing."""
+
+    input_file_id: Word
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: Word = "24h"
+    model: Word | None = None
+    """which of the served models answers; else the one that the first line names"""
+    metadata: Annotated[dict[str, Text], Field(max_length=16)] | None = None
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+    run = service.engines.run
+
+    def batches() -> Batches:
+        if service.batches is None:
+            raise ApiError(501, "files and batches are kept on disk, which --private forbids")
+        return service.batches
+
+    @routes.post("/v1/files")
+    async def upload(request: Request) -> Any:
+        store = batches().files
+        scratch = store.scratch()
+        try:
+            with scratch.open("xb", 0) as file:
+                scratch.chmod(0o600)
+                async for piece in request.stream():
+                    await run(file.write, piece)
+            kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), _owner(request))
+            return kept.shown()
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @routes.get("/v1/files")
+    async def files(request: Request) -> Any:
+        return _listed([file.shown() for file in await run(batches().files.all, _owner(request))])
+
+    @routes.get("/v1/files/{file_id}")
+    async def file(request: Request, file_id: str) -> Any:
+        return (await run(batches().files.get, file_id, _owner(request))).shown()
+
+    @routes.get("/v1/files/{file_id}/content")
+    async def content(request: Request, file_id: str) -> Any:
+        found = await run(batches().files.get, file_id, _owner(request))
+        data = await run(batches().files.path(found.id).read_bytes)
+        return Response(data, media_type="application/octet-stream")
+
+    @routes.delete("/v1/files/{file_id}")
+    async def delete(request: Request, file_id: str) -> Any:
+        found = await run(batches().files.get, file_id, _owner(request))
+        await run(batches().files.delete, found)
+        return {"id": found.id, "object": "file", "deleted": True}
+
+    @routes.post("/v1/batches")
+    async def create(request: Request) -> Any:
+        body = await body_of(request, BatchBody)
+        model = body.model or await run(_model_of, batches(), body.input_file_id, _owner(request))
+        made = await run(
+            lambda: batches().create(
+                owner=_owner(request),
+                model=service.engines.name_of(model),
+                endpoint=body.endpoint,
+                input_file_id=body.input_file_id,
+                window=body.completion_window,
+                metadata=body.metadata,
+            )
+        )
+        return made.shown()
+
+    @routes.get("/v1/batches")
+    async def listed(request: Request) -> Any:
+        return _listed([batch.shown() for batch in batches().all(_owner(request))])
+
+    @routes.get("/v1/batches/{batch_id}")
+    async def batch(request: Request, batch_id: str) -> Any:
+        return batches().get(batch_id, _owner(request)).shown()
+
+    @routes.post("/v1/batches/{batch_id}/cancel")
+    async def cancel(request: Request, batch_id: str) -> Any:
+        return (await run(batches().cancel, batch_id, _owner(request))).shown()
+
+    return routes
+
+
+def _owner(request: Request) -> str:
+    owner: str = request.scope[STATE].key
+    return owner
+
+
+def _model_of(batches: Batches, file_id: str, owner: str) -> str | None:
+    """The model that the first line of a file names. Raises `ApiError` for a file that is not there."""
+    with batches.files.path(batches.files.get(file_id, owner).id).open("rb") as file:
+        line = file.readline(MAX_LINE_BYTES)
+    try:
+        model = parse_body(line)["body"]["model"]
+    except (ApiError, LookupError, TypeError):
+        return None  # what is wrong with it is said when it is answered
+    return model if isinstance(model, str) else None
+
+
+def _keep(batches: Batches, scratch: Path, content_type: str, owner: str) -> StoredFile:
+    """Stores the one file of the form that was received."""
+    with scratch.open("rb") as file:
+        if not scratch.stat().st_size:
+            raise ApiError.invalid("the form is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            form = read_form(data, content_type.encode("latin-1", "replace"))
+    if form.fields.get("purpose") != "batch":
+        raise ApiError.invalid("the purpose of a file is `batch` here", "purpose")
+    return batches.files.keep(scratch, form.start, form.end, filename=form.filename, purpose="batch", owner=owner)
+
+
+def _listed(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    ends = (
+        {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {"first_id": None, "last_id": None}
+    )
+    return {"object": "list", "data": entries, **ends, "has_more": False}

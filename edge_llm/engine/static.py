@@ -1,0 +1,68 @@
+"""open_static: the engine of a model in the static layout, on one provider."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from edge_llm.cache.plain_rows import PlainRows
+from edge_llm.config import EngineConfig
+from edge_llm.engine.assembly import Progress, intake_and_cache, kv_budget, prefix_store
+from edge_llm.engine.core import EngineCore
+from edge_llm.kernels.layout import KvType
+from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.providers import PLUGINS, open_graph, provider_state
+from edge_llm.model.static_session import StaticSession, self_test
+from edge_llm.sampling.sampler import Kernels
+
+
+def open_static(
+    folder: Path,
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    threads: int,
+    *,
+    provider: str,
+    notice: str,
+    progress: Progress | None,
+) -> EngineCore:
+    """The engine of a model folder by stock ops. Its static form is written first if there is none, which `progress` tells.
+
+    Raises `SessionError` if the provider cannot be had, or does not come to the logits that were stored; `StorageError`,
+    and what `open_engine` raises for a model and its config.
+    """
+    # an installed model has one form; the second is the export's affair, one layer up
+    from edge_llm.export.static_export import static_form
+
+    if provider in PLUGINS:
+        provider_state(provider)  # before anything large is written for it
+    static_folder = static_form(folder, manifest, progress=progress)
+    if progress and provider in PLUGINS:
+        progress(f"compiling for {provider}", 0, 0)
+    graph = open_graph(provider, static_folder, threads=threads)
+    storage = partial(PlainRows, allocate=graph.allocate)
+    try:
+        intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, storage)
+    except BaseException:
+        graph.close()
+        raise
+    try:
+        session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=config.max_chunk)
+        self_test(session, cache, static_folder)
+    except BaseException:
+        graph.close()
+        intake.close()
+        cache.close()
+        raise
+    return EngineCore(
+        session=session,
+        cache=cache,
+        intake=intake,
+        config=config,
+        store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
+        kv_budget=kv_budget(config, cache),
+        layout="static",
+        provider=provider,
+        notice=notice,
+    )

@@ -1,0 +1,223 @@
+"""The whole engine in the static layout: all that the ring's does, and by itself where the ring's kernels cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from edge_llm.config import EngineConfig
+from edge_llm.engine.engine import Engine
+from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
+from edge_llm.export import static_export
+from edge_llm.kernels.warmup import KernelLibrary
+from edge_llm.messages import Message
+from edge_llm.model.providers import PLUGINS
+from edge_llm.sampling.grammar import Grammar
+from edge_llm.sampling.params import SamplingParams
+
+needs_openvino = pytest.mark.skipif(
+    find_spec(PLUGINS["openvino"].package) is None, reason="onnxruntime-ep-openvino (extra npu) is not installed"
+)
+CONFIG = EngineConfig(layout="static", context=256, slots=4, max_chunk=64, mixed_chunk=16)
+PROMPTS = ["Paris is the capital of France. " * (1 + i) for i in range(4)]
+SAMPLED = SamplingParams(max_tokens=16, seed=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder: Path, kernels: KernelLibrary) -> Iterator[Engine]:
+    with Engine.open(tiny_folder, CONFIG) as made:
+        yield made
+
+
+def ids(engine: Engine, prompt: str, params: SamplingParams = SAMPLED, **options: object) -> tuple[int, ...]:
+    handle = engine.complete(prompt, params, **options)  # type: ignore[arg-type]
+    handle.text()
+    assert handle.finished is not None
+    return handle.finished.token_ids
+
+
+def test_it_says_what_it_is(engine: Engine) -> None:
+    assert (engine.info.layout, engine.info.provider, engine.info.kv_type) == ("static", "cpu", "f32")
+    assert engine.info.notice == ""
+
+
+def test_company_and_cache_change_no_token(engine: Engine) -> None:
+    alone = [ids(engine, prompt) for prompt in PROMPTS]
+    handles = [engine.complete(prompt, SAMPLED) for prompt in PROMPTS * 2]
+    together = []
+    for handle in handles:
+        handle.text()
+        assert handle.finished is not None
+        together.append(handle.finished.token_ids)
+    assert together == alone * 2
+    assert sum(handle.finished.usage.cached_tokens for handle in handles if handle.finished) > 0
+
+
+def test_drafts_change_no_token(tiny_folder: Path, engine: Engine) -> None:
+    greedy = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    with Engine.open(tiny_folder, CONFIG.with_options(speculation="lookup")) as speculating:
+        handle = speculating.complete(PROMPTS[3], greedy)
+        handle.text()
+    assert handle.finished is not None
+    assert handle.finished.usage.draft_tokens > 0
+    assert handle.finished.token_ids == ids(engine, PROMPTS[3], greedy)
+
+
+def test_grammars_and_chats_work(engine: Engine) -> None:
+    form = Grammar.json_schema('{"enum": ["yes", "no"]}')
+    text = engine.chat([Message.user("Yes?")], SamplingParams(max_tokens=9, seed=1), response_format=form).text()
+    assert text in ('"yes"', '"no"')
+
+
+def test_a_conversation_slides(engine: Engine) -> None:
+    handle = engine.complete(PROMPTS[0], SAMPLED.with_options(max_tokens=400), context_policy="slide")
+    handle.text()
+    assert handle.finished is not None
+    assert handle.finished.usage.completion_tokens == 400
+    assert handle.finished.forgotten_tokens > 0
+
+
+def test_rows_on_disk_serve_the_next_process(tiny_folder: Path, engine: Engine) -> None:
+    config = CONFIG.with_options(prefix_cache="disk")
+    prompt, cached = "What a day it was, and what a night came after it! " * 3, []
+    for _ in range(2):
+        with Engine.open(tiny_folder, config) as storing:
+            handle = storing.complete(prompt, SAMPLED)
+            handle.text()
+        assert handle.finished is not None
+        assert handle.finished.token_ids == ids(engine, prompt)
+        cached.append(handle.finished.usage.cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] > 60
+
+
+def test_kernels_that_do_not_compile_are_done_without(
+    tiny_folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(progress: object) -> KernelLibrary:
+        raise KernelError("no compiler here")
+
+    expected = ids(engine, PROMPTS[1])
+    monkeypatch.setattr("edge_llm.engine.assembly.load_kernels", fail)
+    with Engine.open(tiny_folder, CONFIG.with_options(layout="auto")) as plain:
+        assert plain.info.layout == "static"
+        assert plain.info.notice == "the fast kernels do not run here, slower stock ops do: no compiler here"
+        assert ids(plain, PROMPTS[1]) == expected  # sampled without compiled code too
+    with pytest.raises(KernelError, match="no compiler"):
+        Engine.open(tiny_folder, CONFIG.with_options(layout="ring"))
+
+
+def test_a_library_that_refuses_our_ops_is_done_without(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise SessionError("ONNX Runtime's library is too old")
+
+    monkeypatch.setattr("edge_llm.engine.assembly.Session", refuse)
+    with Engine.open(tiny_folder, CONFIG.with_options(layout="auto")) as plain:
+        assert "too old" in plain.info.notice
+        assert ids(plain, "Hello")
+
+
+def test_a_machine_without_numba_answers(tiny_folder: Path, tmp_path: Path) -> None:
+    """No numba, no llvmlite, no object code that was kept."""
+    program = f"""
+import sys
+sys.modules["numba"] = sys.modules["llvmlite"] = None
+from pathlib import Path
+from edge_llm.config import EngineConfig
+from edge_llm.engine.engine import Engine
+from edge_llm.sampling.params import SamplingParams
+with Engine.open(Path({str(tiny_folder)!r}), EngineConfig(context=128)) as engine:
+    handle = engine.complete("Hello", SamplingParams(max_tokens=5, seed=1, ignore_eos=True))
+    handle.text()
+    print(engine.info.layout, handle.finished.usage.completion_tokens)
+    print(engine.info.notice)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "EDGE_LLM_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, notice = done.stdout.splitlines()
+    assert first == "static 5"
+    assert notice.startswith("the fast kernels do not run here, slower stock ops do: the kernels cannot be compiled")
+
+
+def test_a_form_is_written_once_and_again_when_damaged(tiny_folder: Path, engine: Engine) -> None:
+    (form,) = [path for path in static_export.static_root().iterdir() if path.name == _form_of(tiny_folder)]
+    graph = form / "static.onnx"
+    written = graph.stat().st_mtime_ns
+    Engine.open(tiny_folder, CONFIG).close()
+    assert graph.stat().st_mtime_ns == written
+    graph.write_bytes(b"")
+    stages: list[str] = []
+    with Engine.open(tiny_folder, CONFIG, progress=lambda stage, done, total: stages.append(stage)) as again:
+        assert ids(again, PROMPTS[0]) == ids(engine, PROMPTS[0])
+    assert static_export.STAGE in stages
+
+
+def _form_of(folder: Path) -> str:
+    from edge_llm.model.manifest import ModelManifest
+
+    return static_export._name(ModelManifest.read(folder), static_export.StaticForm.BLOCKS)
+
+
+def test_a_disk_that_takes_nothing_is_told(
+    tiny_folder: Path, tmp_path: Path, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    monkeypatch.setattr(static_export, "export_static", full)
+    with pytest.raises(StorageError, match="No space left"):
+        Engine.open(tiny_folder, CONFIG)
+    assert not list(static_export.static_root().iterdir())
+
+
+def test_a_provider_that_cannot_be_had_is_told_and_the_ring_runs(
+    tiny_folder: Path, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_llm.model.providers.find_spec", lambda _: None)
+    with Engine.open(tiny_folder, EngineConfig(provider="openvino")) as engine:
+        assert (engine.info.layout, engine.info.provider) == ("ring", "cpu")
+        assert engine.info.notice == (
+            "the CPU computes, not openvino: openvino is not installed (pip install 'edge-llm[npu]')"
+        )
+        assert ids(engine, "Hello")
+
+
+@needs_openvino
+def test_openvino_answers(tiny_folder: Path) -> None:
+    config = CONFIG.with_options(layout="auto", provider="openvino", speculation="lookup")
+    with Engine.open(tiny_folder, config) as engine:
+        assert (engine.info.layout, engine.info.provider, engine.info.notice) == ("static", "openvino", "")
+        alone = ids(engine, PROMPTS[2])
+        assert len(alone) == 16
+        assert ids(engine, PROMPTS[2]) == alone
+
+
+@needs_openvino
+def test_a_provider_with_wrong_logits_is_not_used(
+    tiny_folder: Path, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        raise SessionError("the self-test gave wrong logits")
+
+    monkeypatch.setattr("edge_llm.engine.static.self_test", wrong)
+    with Engine.open(tiny_folder, CONFIG.with_options(layout="auto", provider="openvino")) as engine:
+        assert engine.info.layout == "ring"
+        assert "wrong logits" in engine.info.notice
+
+
+def test_the_ring_is_the_cpus_alone() -> None:
+    with pytest.raises(ParameterError, match="CPU only"):
+        EngineConfig(layout="ring", provider="openvino")

@@ -1,0 +1,47 @@
+"""A session of the static layout over a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from edge_llm.cache.kv_cache import KVCache
+from edge_llm.cache.plain_rows import PlainRows
+from edge_llm.engine.assembly import cache_geometry
+from edge_llm.kernels.layout import TILE, KvType
+from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.providers import CpuGraph, PluginGraph
+from edge_llm.model.static_folder import STATIC_GRAPH
+from edge_llm.model.static_session import StaticSession
+
+
+@contextmanager
+def opened(
+    folder: Path,
+    static_folder: Path,
+    *,
+    context: int,
+    max_chunk: int,
+    slots: int = 4,
+    sinks: int = TILE,
+    optimised: bool = True,
+    graph: CpuGraph | PluginGraph | None = None,
+) -> Iterator[tuple[StaticSession, KVCache]]:
+    manifest = ModelManifest.read(folder)
+    graph = graph or CpuGraph(static_folder / STATIC_GRAPH, threads=1, optimised=optimised)
+    cache = KVCache(
+        cache_geometry(manifest),
+        slots=slots,
+        context=context,
+        kv_type=KvType.F32,
+        max_chunk=max_chunk,
+        sinks=sinks,
+        storage=partial(PlainRows, allocate=graph.allocate),
+    )
+    session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=max_chunk)
+    yield session, cache
+    session.close()
+    cache.check_integrity()
+    cache.close()

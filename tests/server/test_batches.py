@@ -1,0 +1,224 @@
+"""Files and batches, by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from edge_llm_server.api_error import ApiError
+from edge_llm_server.batches import Batches
+from edge_llm_server.exchange import Log
+from edge_llm_server.keys import ApiKey
+from edge_llm_server.multipart import read_form
+
+from edge_llm.engine.client import ThreadClient
+from edge_llm.errors import StorageError
+from tests.engine.fakes import PARIS, make_core, says
+from tests.server.harness import Running, host_of, running
+from tests.server.test_life import Gate, until
+
+KEYS = (ApiKey.of("ann", "a" * 32), ApiKey.of("bob", "b" * 32))
+
+
+def client_of(server: Running, letter: str = "a") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=letter * 32, max_retries=0)
+
+
+def line(number: int, **body: Any) -> dict[str, Any]:
+    chat = {"messages": [{"role": "user", "content": f"Question {number}"}], "temperature": 0, "max_tokens": 3}
+    return {"custom_id": f"q{number}", "method": "POST", "url": "/v1/chat/completions", "body": {**chat, **body}}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(lambda: make_core(says(PARIS)), keys=KEYS, batches=tmp_path / "batches") as made:
+        yield made
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> Any:
+    until(lambda: client.batches.retrieve(batch_id).status in ("completed", "failed", "cancelled"))
+    return client.batches.retrieve(batch_id)
+
+
+def test_files_are_kept_and_given_back(server: Running, tmp_path: Path) -> None:
+    content = jsonl(line(1)) + "Ünïcode\r\n--x\r\n".encode()
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        assert (file.object, file.bytes, file.filename, file.purpose) == ("file", len(content), "in.jsonl", "batch")
+        assert client.files.content(file.id).read() == content
+        assert client.files.retrieve(file.id).id == file.id
+        assert [one.id for one in client.files.list()] == [file.id]
+        stored = [path for path in (tmp_path / "batches").iterdir() if path.is_file()]
+        assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in stored if path.name != "lock")
+        assert client.files.delete(file.id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
+        assert not list((tmp_path / "batches").glob("file-*"))
+
+
+def test_what_is_no_file_for_a_batch_is_refused(server: Running) -> None:
+    with client_of(server) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.files.create(file=b"x", purpose="fine-tune")
+        assert caught.value.param == "purpose"
+        for name in ("../../etc/passwd", "file-" + "0" * 24, "x"):
+            reply = httpx.get(f"{server.url}/v1/files/{name}", headers={"authorization": f"Bearer {'a' * 32}"})
+            assert reply.status_code == 404
+
+
+def test_a_batch_is_answered(server: Running) -> None:
+    lines = [line(1), line(2, max_tokens=-5), line(3), {"custom_id": "q4", "method": "GET"}, line(5, model="other")]
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+        made = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"a": "b"}
+        )
+        assert (made.object, made.metadata, made.input_file_id) == ("batch", {"a": "b"}, file.id)
+        batch = ended(client, made.id)
+        assert batch.status == "completed"
+        assert batch.request_counts.model_dump() == {"total": 5, "completed": 2, "failed": 3}
+        assert batch.completed_at >= batch.in_progress_at >= batch.created_at
+        answers = [json.loads(one) for one in client.files.content(batch.output_file_id).read().splitlines()]
+        assert {one["custom_id"] for one in answers} == {"q1", "q3"}
+        assert all(one["response"]["body"]["choices"][0]["message"]["content"] == "Par" for one in answers)
+        faults = [json.loads(one) for one in client.files.content(batch.error_file_id).read().splitlines()]
+        assert {one["custom_id"] for one in faults} == {"q2", "q4", "q5"}
+        assert [one.id for one in client.batches.list()] == [made.id]
+
+
+def test_nobody_sees_what_is_somebody_elses(server: Running) -> None:
+    with client_of(server, "a") as ann, client_of(server, "b") as bob:
+        file = ann.files.create(file=jsonl(line(1)), purpose="batch")
+        batch = ann.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        assert (list(bob.files.list()), list(bob.batches.list())) == ([], [])
+        for ask in (
+            lambda: bob.files.retrieve(file.id),
+            lambda: bob.files.content(file.id),
+            lambda: bob.files.delete(file.id),
+            lambda: bob.batches.retrieve(batch.id),
+            lambda: bob.batches.cancel(batch.id),
+            lambda: bob.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+        ended(ann, batch.id)
+
+
+def test_a_batch_can_be_cancelled_and_keeps_what_was_answered(tmp_path: Path) -> None:
+    gate = Gate(slots=1)
+    with running(gate, batches=tmp_path / "batches") as server, client_of(server) as client:
+        file = client.files.create(file=jsonl(*map(line, range(6))), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        until(lambda: server.cores and server.core.free_slots == 0)
+        until(lambda: bool(gate.let(1)) or client.batches.retrieve(made.id).request_counts.completed >= 2)
+        assert client.batches.cancel(made.id).status in ("cancelling", "cancelled")
+        gate.open()
+        batch = ended(client, made.id)
+        assert batch.status == "cancelled"
+        done = client.files.content(batch.output_file_id).read().splitlines()
+        assert 2 <= len(done) == batch.request_counts.completed < 6
+        until(lambda: len(server.core._scheduler) == 0)
+
+
+def test_a_batch_goes_on_after_a_restart_and_answers_each_line_once(tmp_path: Path) -> None:
+    gate = Gate(slots=1)
+    with running(gate, batches=tmp_path / "batches") as server, client_of(server) as client:
+        file = client.files.create(file=jsonl(*map(line, range(6))), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        until(lambda: bool(gate.let(1)) or client.batches.retrieve(made.id).request_counts.completed >= 2)
+        gate.open()
+        server.serving.stop()
+    with (
+        running(lambda: make_core(says("a" * 99)), batches=tmp_path / "batches") as server,
+        client_of(server) as client,
+    ):
+        batch = ended(client, made.id)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 6)
+        answers = [json.loads(one) for one in client.files.content(batch.output_file_id).read().splitlines()]
+        assert sorted(one["custom_id"] for one in answers) == [f"q{i}" for i in range(6)]
+        assert {one["response"]["body"]["choices"][0]["message"]["content"] for one in answers} == {"aaa"}
+
+
+def test_people_go_before_batches(tmp_path: Path) -> None:
+    gate = Gate(slots=1, max_queued_requests=8)
+    with running(gate, batches=tmp_path / "batches") as server, client_of(server) as client:
+        file = client.files.create(file=jsonl(*map(line, range(4))), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        until(lambda: server.cores and len(server.core._scheduler) >= 2)
+        replies: list[Any] = []
+        person = threading.Thread(
+            target=lambda: replies.append(
+                client.chat.completions.create(model="fake", messages=line(9)["body"]["messages"], max_tokens=2)
+            )
+        )
+        person.start()
+        until(lambda: len(server.core._scheduler) >= 3)
+        until(lambda: bool(gate.let(1)) or bool(replies))
+        person.join()
+        assert client.batches.retrieve(made.id).request_counts.completed <= 2
+        gate.open()
+        assert ended(client, made.id).status == "completed"
+
+
+def test_two_servers_do_not_answer_the_same_batches(tmp_path: Path) -> None:
+    with running(batches=tmp_path / "batches"), pytest.raises(StorageError, match="another server"):
+        Batches(tmp_path / "batches", host_of({}, lambda _: ThreadClient(make_core())), Log())
+
+
+def test_without_a_folder_it_says_why() -> None:
+    with running() as server:
+        reply = httpx.get(f"{server.url}/v1/files")
+        assert (reply.status_code, reply.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+BOUNDARY = b"multipart/form-data; boundary=x"
+PART = b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+FILE = PART % (b"file", b'; filename="f"', b"content")
+PURPOSE = PART % (b"purpose", b"", b"batch")
+
+
+def test_a_form_says_where_its_file_lies() -> None:
+    body = PURPOSE + FILE + b"--x--\r\n"
+    form = read_form(body, BOUNDARY)
+    assert (form.fields, form.filename, body[form.start : form.end]) == ({"purpose": "batch"}, "f", b"content")
+    assert read_form(body, b'multipart/form-data; charset=utf-8; boundary="x"') == form
+    tricky = body.replace(b"content", b"--x\r\n--y--\r\n\r\n")
+    form = read_form(tricky, BOUNDARY)
+    assert tricky[form.start : form.end] == b"--x\r\n--y--\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"", BOUNDARY),
+        (b"--x--", BOUNDARY),
+        (FILE + b"--x--", b"multipart/form-data"),
+        (FILE + b"--x--", b"multipart/form-data; boundary="),
+        (FILE + b"--x--", b"multipart/form-data; boundary=" + b"y" * 71),
+        (FILE[:-6] + b"--y--", BOUNDARY),
+        (FILE + FILE + b"--x--", BOUNDARY),
+        (PURPOSE + b"--x--", BOUNDARY),
+        (PURPOSE * 17 + FILE + b"--x--", BOUNDARY),
+        (PART % (b"a", b"", b"z" * 2000) + FILE + b"--x--", BOUNDARY),
+        (b"--x\r\nX: y\r\n\r\ndata\r\n--x--", BOUNDARY),
+        (b"--x\r\n" + b"X: y\r\n" * 9000 + b"\r\ndata\r\n--x--", BOUNDARY),
+        (b"junk" + FILE + b"--x--", BOUNDARY),
+        (os.urandom(4000), BOUNDARY),
+    ],
+)
+def test_what_is_no_form_is_a_400(body: bytes, kind: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_form(body, kind)
+    assert caught.value.status == 400
