@@ -18,6 +18,7 @@ from edge_llm.model.manifest import ModelManifest
 from edge_llm.model.static_folder import (
     GOLDEN_NAME,
     STATIC_NAME,
+    STATIC_VERSION,
     STATIC_WEIGHTS,
     EmbeddingTable,
     StaticForm,
@@ -219,7 +220,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path, fau
     elif fault == "no json":
         path.write_bytes(b"\xff{")
     elif fault == "other version":
-        path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+        path.write_text(path.read_text().replace(f'"version": {STATIC_VERSION}', '"version": 9'))
     else:
         path.write_text("[1]")
     with pytest.raises(ModelFormatError, match="static form"):
