@@ -176,6 +176,17 @@ def test_a_context_that_does_not_slide_ends(folder: Path, static_folder: Path) -
         session.forward(Step((Segment(slot, 40, [5], 1),)))
 
 
+def test_memory_that_is_not_there_is_an_error_of_the_step(
+    static: Open, slots: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(slot: int, rows: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(static[1].plain_layers[1], "reserve", fail)
+    with pytest.raises(SessionError, match="no memory for 1 rows"):
+        static[0].forward(Step((Segment(slots[0], 0, [5], 1),)))
+
+
 def test_a_mask_shows_what_a_row_attends_to(static: Open) -> None:
     """By the rule's own words, at every position around the wraps."""
     for layer in static[1].plain_layers:
