@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import Progress, intake_and_cache, kv_budget, prefix_store
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.intake import Intake
+from edge_llm.errors import SessionError
 from edge_llm.kernels.layout import KvType
 from edge_llm.model.manifest import ModelManifest
-from edge_llm.model.providers import PLUGINS, open_graph, provider_state
+from edge_llm.model.providers import PLUGINS, forget_compiled, open_graph, provider_state
 from edge_llm.model.static_session import StaticSession, self_test
 from edge_llm.sampling.sampler import Kernels
 
@@ -40,6 +43,36 @@ def open_static(
     static_folder = static_form(folder, manifest, progress=progress)
     if progress and provider in PLUGINS:
         progress(f"compiling for {provider}", 0, 0)
+    try:
+        session, intake, cache = _opened(folder, static_folder, manifest, config, kernels, threads, provider)
+    except SessionError:
+        if not forget_compiled(provider, static_folder):
+            raise
+        # what was compiled before may be at fault: once more, from the graph
+        session, intake, cache = _opened(folder, static_folder, manifest, config, kernels, threads, provider)
+    return EngineCore(
+        session=session,
+        cache=cache,
+        intake=intake,
+        config=config,
+        store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
+        kv_budget=kv_budget(config, cache),
+        layout="static",
+        provider=provider,
+        notice=notice,
+    )
+
+
+def _opened(
+    folder: Path,
+    static_folder: Path,
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    threads: int,
+    provider: str,
+) -> tuple[StaticSession, Intake, KVCache]:
+    """A session that has passed its self-test, and what belongs to it."""
     graph = open_graph(provider, static_folder, threads=threads)
     storage = partial(PlainRows, allocate=graph.allocate)
     try:
@@ -55,14 +88,4 @@ def open_static(
         intake.close()
         cache.close()
         raise
-    return EngineCore(
-        session=session,
-        cache=cache,
-        intake=intake,
-        config=config,
-        store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
-        kv_budget=kv_budget(config, cache),
-        layout="static",
-        provider=provider,
-        notice=notice,
-    )
+    return session, intake, cache

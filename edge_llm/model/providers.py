@@ -6,9 +6,12 @@ some other instead of it. What it computes is tested by whoever opens it (static
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
+import os
+import shutil
 import threading
 import weakref
 from collections.abc import Mapping
@@ -49,6 +52,8 @@ _PROBE = (
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x08B\x04\n\x00\x10\x15"
 )
 """a model of one node, y = x + x of eight float32: what `onnx` writes, which has no business here"""
+_KEPT = 4
+"""folders of compiled graphs, of any model, provider and version, the last used"""
 _registered: set[str] = set()
 _lock = threading.Lock()
 
@@ -226,10 +231,20 @@ def _device_options(plugin: Plugin, device: Any, static_folder: Path, threads: i
     """OpenVINO's: float32 as the graph says, our threads, and a folder for what it compiles, named by all that shapes it."""
     settings = {"INFERENCE_NUM_THREADS": str(threads), "INFERENCE_PRECISION_HINT": "f32"}
     version = device.ep_metadata.get("version", "unknown").replace("/", "_")
-    try:
-        cache = paths.private_dir(paths.private_dir(paths.cache_dir()) / "providers")
-        folder = cache / f"{plugin.name}-{version}-{static_folder.name}"
-        settings["CACHE_DIR"] = str(paths.private_dir(folder))
-    except StorageError:  # compiled anew each time, then
-        pass
+    with contextlib.suppress(StorageError):  # compiled anew each time, then
+        root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "providers")
+        folder = paths.private_dir(root / f"{plugin.name}-{static_folder.name}-{version}-{threads}")
+        settings["CACHE_DIR"] = str(folder)
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+            for old in sorted(root.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
     return {"load_config": json.dumps({plugin.metadata["ov_device"]: settings})}
+
+
+def forget_compiled(name: str, static_folder: Path) -> bool:
+    """Drop what a provider has compiled of this folder's graph; whether there was anything."""
+    found = list((paths.cache_dir() / "providers").glob(f"{name}-{static_folder.name}-*"))
+    for folder in found:
+        shutil.rmtree(folder, ignore_errors=True)
+    return bool(found)

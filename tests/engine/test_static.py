@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from edge_llm.errors import KernelError, ParameterError, SessionError, StorageEr
 from edge_llm.export import static_export
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import Message
-from edge_llm.model.providers import PLUGINS
+from edge_llm.model.providers import PLUGINS, forget_compiled
+from edge_llm.model.static_session import self_test
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 
@@ -216,6 +218,33 @@ def test_a_provider_with_wrong_logits_is_not_used(
     with Engine.open(tiny_folder, CONFIG.with_options(layout="auto", provider="openvino")) as engine:
         assert engine.info.layout == "ring"
         assert "wrong logits" in engine.info.notice
+
+
+@needs_openvino
+def test_what_was_compiled_wrongly_is_compiled_again(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.with_options(layout="auto", provider="openvino")
+    Engine.open(tiny_folder, config).close()
+    tests: list[int] = []
+
+    def wrong_once(*arguments: Any) -> None:
+        tests.append(1)
+        if len(tests) == 1:
+            raise SessionError("the self-test gave wrong logits")
+        self_test(*arguments)
+
+    monkeypatch.setattr("edge_llm.engine.static.self_test", wrong_once)
+    with Engine.open(tiny_folder, config) as engine:
+        assert (engine.info.provider, engine.info.notice) == ("openvino", "")
+    assert len(tests) == 2
+
+
+def test_compiled_graphs_of_other_models_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    assert not forget_compiled("openvino", Path("a"))
+    for name in ("openvino-a-1.8-2", "openvino-b-1.8-2"):
+        (tmp_path / "cache" / "providers" / name).mkdir(parents=True)
+    assert forget_compiled("openvino", Path("a"))
+    assert [path.name for path in (tmp_path / "cache" / "providers").iterdir()] == ["openvino-b-1.8-2"]
 
 
 def test_the_ring_is_the_cpus_alone() -> None:

@@ -118,6 +118,14 @@ def test_the_static_layout_agrees_in_float32(judged: Judged, tmp_path: Path, for
         with static_rig.opened(judged.folder, tmp_path, context=LENGTH, max_chunk=80, optimised=False) as opened:
             logits = read_static(*opened, judged.ids, chunks)
             assert judged.largest_difference(logits) <= LARGEST_DIFFERENCE
+    with static_rig.opened(judged.folder, tmp_path, context=LENGTH, max_chunk=80, optimised=False) as (session, cache):
+        slot, rows = cache.acquire(), judged.ids[:PROMPT]
+        assert slot is not None
+        for expected in judged.greedy:
+            logits = session.forward(Step((Segment(slot, cache.length(slot), rows, 1),)))
+            assert logits[0].argmax() == expected
+            cache.commit(slot, len(rows))
+            rows = [expected]
 
 
 def test_the_static_layout_as_users_run_it_is_close(judged: Judged, tmp_path: Path) -> None:
