@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def doctor(as_json: JsonOption = False) -> None:
         "memory": _memory,
         "onnxruntime": _onnxruntime,
         "kernels": _kernels,
+        "providers": _providers,
         "folders": _folders,
         "models": _models,
     }
@@ -127,6 +129,19 @@ def _kernels() -> dict[str, Any]:
     return {"folder": str(folder), "state": "compiled" if there else "will be compiled at the next start, once"}
 
 
+def _providers() -> dict[str, Any]:
+    """Of plugins that are installed, what they really compute on."""
+    from edge_llm.model.providers import PLUGINS, provider_state
+
+    facts = {}
+    for name in PLUGINS:
+        try:
+            facts[name] = f"computes on {provider_state(name)}"
+        except EdgeLLMError as error:
+            facts[name] = f"{error}: {error.hint}" if error.hint else str(error)
+    return facts
+
+
 def _folders() -> dict[str, Any]:
     from edge_llm import paths
 
@@ -173,6 +188,18 @@ def _usable_context(folder: Path) -> int:
 
 
 def _what_runs(findings: dict[str, dict[str, Any]]) -> str:
-    if "error" in findings["cpu"] or "error" in findings["onnxruntime"]:
+    from edge_llm.config import load_config
+
+    try:
+        config = load_config()
+    except EdgeLLMError:
         return "nothing: see the errors above"
+    if "computes on" in findings["providers"].get(config.provider, ""):
+        return f"static, {findings['providers'][config.provider]}"
+    faults = [name for name in ("cpu", "onnxruntime", "kernels") if "error" in findings[name]]
+    if faults or config.layout == "static":
+        if find_spec("onnxruntime") is None:
+            return "nothing: see the errors above"
+        why = f"see the errors of {', '.join(faults)}" if faults else "as the setting layout says"
+        return f"static, on the CPU by stock ops, which is slower: {why}"
     return f"ring, on the CPU, with {findings['threads'].get('used', '?')} threads"

@@ -59,6 +59,7 @@ def serve(
     ] = None,
     context: answer.ContextOption = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.SeldomCacheOption = None,
     private: answer.PrivateOption = False,
@@ -81,6 +82,7 @@ def serve(
         kv_type=kv_dtype,
         prefix_cache=options.prefix_cache,
         private=private or None,
+        provider=provider,
     )
     settings = ServerSettings(
         models=tuple(model or [answer.DEFAULT_MODEL]),
@@ -100,7 +102,7 @@ def serve(
     with ProgressDisplay() as progress:
         wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
         folders = {name: resolve(name, progress) for name in wanted}
-        launch(settings, folders, config, note=console.note, progress=progress.kernels)
+        launch(settings, folders, config, note=console.note, progress=progress)
 
 
 def _require_server() -> None:

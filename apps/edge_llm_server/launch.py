@@ -51,7 +51,10 @@ def launch(
     log = Log()
 
     def load(folder: Path) -> EngineClient:
-        return ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+        client = ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+        if client.info.notice:
+            note(f"{client.info.name}: {client.info.notice}")
+        return client
 
     host = EngineHost(
         {names[model]: folder for model, folder in folders.items()},

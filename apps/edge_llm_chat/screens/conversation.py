@@ -120,6 +120,8 @@ class ConversationScreen(Screen[None]):
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
         )
         self.conversation.model = self.model.name
+        if self.model.notice:
+            self.tell(self.model.notice)
         if self._waiting:
             self._start(*self._waiting.pop())
 
