@@ -52,6 +52,10 @@ def serve(
     fallback: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Answers where the wanted model cannot be loaded.")
     ] = None,
+    quality_watch: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", help="Compare what the models say with what they said at import, so often."),
+    ] = None,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long answers may go on after SIGTERM.")] = 10.0,
     slots: Annotated[
         int | None,
@@ -98,6 +102,7 @@ def serve(
         keep_alive_s=keep_alive,
         fallback=fallback,
         grace_s=grace,
+        quality_watch_s=None if quality_watch is None else quality_watch * 3600,
     )
     with ProgressDisplay() as progress:
         wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
