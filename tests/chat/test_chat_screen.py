@@ -457,7 +457,7 @@ def test_commands_are_completed() -> None:
         composer = screen_of(pilot).composer
         await pilot.press(*"/ti")
         await wait_until(lambda: composer.completing, pilot)
-        assert "Rename this chat" in shown(pilot)
+        await wait_until(lambda: "Rename this chat" in shown(pilot), pilot)
         await pilot.press("tab")
         await pilot.pause()
         assert composer.text == "/title "
