@@ -21,8 +21,8 @@ class Branch:
 
 
 class Beams:
-    """What a decoder looks along. After its first step there are branches, `width` of them: one in the slot of the sequence, the
-    others in slots of their own."""
+    """What a decoder looks along. After its first step there are branches, mostly `width` of them: one in the slot of the
+    sequence, the others in slots of their own."""
 
     def __init__(self, decoder: BeamDecoder, new_stream: Callable[[], TextStream], n_best: int) -> None:
         """`new_stream` gives what reads an answer, `n_best` of which are wanted."""

@@ -97,6 +97,7 @@ class Intake:
                 hint='ask for the context policy "error"',
             )
         prompt = self._rendered(request)
+        self._refuse_far_beyond(limit, request.text if prompt is None else prompt.text.text)
         ids, places = self._prompt(request, prompt)
         if not ids:
             raise ParameterError("the prompt is empty", hint="give at least one token of text")
@@ -137,6 +138,12 @@ class Intake:
             reader=reader,
             beams=beams,
         )
+
+    def _refuse_far_beyond(self, limit: int, text: str | None) -> None:
+        """Raises `ContextLengthError` for a text of which a small part is too long: all of it would take long to encode."""
+        tokens = None if text is None else self.tokenizer.estimate_beyond(text, limit)
+        if tokens is not None:
+            raise ContextLengthError(tokens, limit)
 
     def _reader(self, request: Request, ids: list[int]) -> Reader | None:
         """What reads a request that gets no answer."""

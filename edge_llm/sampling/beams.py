@@ -1,6 +1,6 @@
 """Beam search: the most probable answers, looked for along several beginnings at a time.
 
-The rules are those of `transformers`' `generate(num_beams=...)` (5.24), held equal by tests/engine/test_beams.py:
+The rules are those of `transformers`' `generate(num_beams=...)` (5.24), held equal by tests/model/test_against_transformers.py:
 
 * Each step takes the `width` most probable of all continuations of all beams that do not end. Those of the `width` most probable
   that do end are hypotheses; the best `width` of them are kept.
@@ -60,7 +60,8 @@ class Ends:
 
 
 class BeamDecoder:
-    """A decoder of `width` branches. The first step has the row that follows the prompt; afterwards row j follows branch j."""
+    """A decoder of up to `width` branches, which never become fewer. The first step has the row that follows the prompt;
+    afterwards row j follows branch j."""
 
     def __init__(self, width: int, *, max_tokens: int, ends: Ends, length_penalty: float, early_stopping: bool) -> None:
         self.width = width
@@ -93,8 +94,9 @@ class BeamDecoder:
             if len(running) == self.width:
                 break
         self._ended = sorted(self._ended, key=self.score, reverse=True)[: self.width]
+        shrinks = len(running) < len(self._running)  # nearly all continuations end: branches are never given up
         self._running = running
-        if self._goes_on():
+        if not shrinks and self._goes_on():
             return Selection((), branches=tuple(branches))
         return Selection((), forced=self.ranked()[0].token_ids, finish=FinishReason.STOP)
 
@@ -109,7 +111,7 @@ class BeamDecoder:
         return hypothesis.score(self._length_penalty)
 
     def _goes_on(self) -> bool:
-        if len(self._running) < self.width or len(self._running[0].token_ids) >= self._max_tokens:
+        if len(self._running[0].token_ids) >= self._max_tokens:
             return False
         if len(self._ended) < self.width:
             return True

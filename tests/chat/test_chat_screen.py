@@ -55,6 +55,13 @@ async def closed(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
+def test_a_model_that_does_not_run_as_asked_says_so() -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        await wait_until(lambda: "the CPU computes" in shown(pilot), pilot)
+
+    run(body, FakeBackend("a", notice="the CPU computes"))
+
+
 # --- answers and branches ---
 
 

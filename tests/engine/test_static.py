@@ -85,7 +85,10 @@ def test_a_conversation_slides(engine: Engine) -> None:
     assert handle.finished.forgotten_tokens > 0
 
 
-def test_rows_on_disk_serve_the_next_process(tiny_folder: Path, engine: Engine) -> None:
+def test_rows_on_disk_serve_the_next_process(
+    tiny_folder: Path, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
     config = CONFIG.with_options(prefix_cache="disk")
     prompt, cached = "What a day it was, and what a night came after it! " * 3, []
     for _ in range(2):

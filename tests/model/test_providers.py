@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx
 import pytest
 
 from edge_llm import paths
@@ -124,3 +126,36 @@ def _read(session: StaticSession, cache) -> np.ndarray:
         out.append(append(session, cache, slot, IDS[start : start + size]))
     cache.release(slot)
     return np.concatenate(out)
+
+
+@pytest.mark.skipif(find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed")
+def test_qualcomms_compiler_takes_the_whole_float32_graph(folder: Path, tmp_path: Path) -> None:
+    """Compiled for a Hexagon V75 and not run: no such device was ever here (docs/providers.md)."""
+    export_static(folder, tmp_path, StaticForm.F32)
+    program = f"""
+import onnxruntime, onnxruntime_qnn
+onnxruntime.register_execution_provider_library("qnn", onnxruntime_qnn.get_library_path())
+devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "qnn"]
+options = onnxruntime.SessionOptions()
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+options.add_provider_for_devices(
+    devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "htp_arch": "75", "soc_model": "57"}}
+)
+sizes = {{"rows": 1, "logit_rows": 1}}
+for layer in range(3):
+    sizes[f"past.{{layer}}"] = 256
+for name in ("mask", "mask.40", "mask.23"):
+    sizes[f"total.{{name}}"] = 257
+for name, size in sizes.items():
+    options.add_free_dimension_override_by_name(name, size)
+for key, value in {{
+    "session.disable_cpu_ep_fallback": "1",
+    "ep.context_enable": "1",
+    "ep.context_file_path": {str(tmp_path / "compiled.onnx")!r},
+}}.items():
+    options.add_session_config_entry(key, value)
+onnxruntime.InferenceSession({str(tmp_path / STATIC_GRAPH)!r}, options)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [node.op_type for node in onnx.load(tmp_path / "compiled.onnx").graph.node] == ["EPContext"]
