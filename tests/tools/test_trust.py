@@ -98,6 +98,13 @@ def test_f16_deaths_of_an_engine_are_told_and_survived() -> None:
     assert result.stdout.startswith("| F16 |")
 
 
+def test_f15_a_server_that_is_told_to_end_leaves_no_reply_cut() -> None:
+    command = [sys.executable, "-m", "tools.trust.ends"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F15 |")
+
+
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(rng: np.random.Generator) -> int:
         raise ValueError("not what NumPy says")
