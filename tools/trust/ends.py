@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from edge_llm_server.exchange import Log
 from edge_llm_server.serving import Serving
@@ -110,7 +111,8 @@ def _check(connection: socket.socket, *, streams: bool, whole: bool) -> None:
 def serve(grace_s: float) -> None:
     """The process that ends."""
     core = make_core(says(byte_ids("a") * 4000), context=4096, slots=3, prefix_cache="off")
-    core.session.before_step = lambda _step: time.sleep(_STEP_S)
+    session: Any = core.session
+    session.before_step = lambda _step: time.sleep(_STEP_S)
 
     def load(_folder: Path) -> EngineClient:
         return ThreadClient(core)
