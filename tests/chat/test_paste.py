@@ -113,7 +113,7 @@ def test_through_a_terminal(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'apps'}{os.pathsep}{ROOT}")
     line = "\x1b[31mERROR\x1b[0m something \x1b[1mbold\x1b[22m went wrong"
     with Terminal([sys.executable, "-m", "tests.chat.session"], TERM="xterm-256color") as terminal:
-        terminal.read_until("\x1b[?2004h")
+        terminal.read_until("sk anything")  # the cursor is on the first letter: it has the focus
         terminal.type(BEGIN)
         for _ in range(1_500):
             terminal.type(line + "\r")
