@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from edge_llm.messages import (
+        Beam,
         Choice,
         Event,
         Finished,
@@ -90,6 +91,7 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "edge_llm.messages": (
+        "Beam",
         "Choice",
         "Event",
         "FinishReason",
@@ -117,6 +119,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Approval",
+    "Beam",
     "Choice",
     "ContextLengthError",
     "Decision",

@@ -200,6 +200,20 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Beam:
+    """An answer that beam search has found.
+
+    `logprob` is the natural log-probability of its tokens under the model's raw logits, an end token's among them; `score` is
+    that divided by their number to the power of the length penalty.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprob: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last event of an answer. `seed` reproduces it; `token_ids` are its ids; `matched_stop` the stop string met.
 
@@ -210,7 +224,8 @@ class Finished:
     `tool_calls` are the calls that the answer asks for, each whole; the reason is then `tool_calls`, unless it was cut or
     cancelled. `invalid_tool_calls` counts those that could not be read as calls, which were shown as text.
 
-    `embedding` is the vector that was asked for, of length 1; `choices` are the labels, the most probable first.
+    `embedding` is the vector that was asked for, of length 1; `choices` are the labels, the most probable first. `beams` are
+    the best answers that beam search has found, the first of which is the answer.
     """
 
     reason: FinishReason
@@ -225,6 +240,7 @@ class Finished:
     invalid_tool_calls: int = 0
     embedding: tuple[float, ...] = field(default=(), repr=False)
     choices: tuple[Choice, ...] = ()
+    beams: tuple[Beam, ...] = ()
 
 
 Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished

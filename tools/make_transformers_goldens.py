@@ -1,4 +1,4 @@
-"""Write tests/golden/transformers/*.npz: what `transformers` computes from the tests' tiny models, a truth that is not ours.
+"""Write tests/golden/transformers/*: what `transformers` computes from the tests' tiny models, a truth that is not ours.
 
     python -m tools.make_transformers_goldens
 
@@ -10,11 +10,15 @@ What that reader leaves out is said in `Judged.config`. Everything runs in float
 
 A file holds: `ids`, teacher-forced; `rows` and the `logits` of those; `greedy`, what `generate` makes of the first `PROMPT`
 ids without sampling; `rope_factors` where the model has some; `made_with`, versions as JSON.
+
+beams.json holds what `generate` finds by beam search, as `BEAM_SEARCHES` ask for it, with the logits disturbed by as much as two
+programs may differ several times and the same found each time. `--beams` writes that file alone.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +38,8 @@ STEP = 7
 PROMPT, GENERATED = 40, 32
 SMALLEST_MARGIN = 5e-3
 """between the two largest logits of a greedy step: five times as much as the tests let two programs differ by"""
+NOISE, DISTURBED = 1e-3, 12
+"""largest difference of a disturbed logit, and how many times a beam search must find the same in spite of it"""
 PACKAGES = ("transformers", "torch", "gguf", "numpy")
 
 
@@ -102,12 +108,43 @@ MODELS = {
 }
 
 
+@dataclass(frozen=True)
+class BeamSearch:
+    """A search, all of whose beams are results. It begins with `prompt` ids; with `ends`, these ids end an answer."""
+
+    model: str
+    prompt: int
+    beams: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    ends: tuple[int, ...] = ()
+
+
+BEAM_SEARCHES = (
+    BeamSearch("llama", 20, 4, 20, 1.0, False, ()),
+    BeamSearch("llama", 20, 4, 20, 1.0, False, (120,)),
+    BeamSearch("llama", 35, 4, 20, 1.0, True, (86, 244)),
+    BeamSearch("llama", 50, 3, 20, 0.0, True, (98, 228)),
+    BeamSearch("llama", 65, 3, 24, 2.0, False, (119, 166)),
+    BeamSearch("llama", 80, 5, 16, -1.0, False, (74, 99)),
+    BeamSearch("llama_linear_rope", 66, 3, 20, 1.0, True, (68, 96)),
+    BeamSearch("llama_llama3_rope", 60, 3, 30, 1.0, False, (90, 191)),
+    BeamSearch("gemma3", 45, 4, 24, 1.0, False, ()),
+    BeamSearch("gemma3", 61, 4, 24, 0.5, False, (87,)),
+    BeamSearch("gemma3", 60, 2, 24, 1.0, True, (131,)),
+)
+
+
 def main() -> None:
     import torch
 
     torch.set_num_threads(1)  # so that sums are taken in one order
     FOLDER.mkdir(exist_ok=True)
     made_with = json.dumps({package: version(package) for package in PACKAGES})
+    write_beams(made_with)
+    if "--beams" in sys.argv:
+        return
     for name, judged in MODELS.items():
         golden = judge(judged)
         np.savez_compressed(FOLDER / f"{name}.npz", **golden, made_with=made_with)
@@ -170,6 +207,57 @@ def greedy(model: Any, prompt: np.ndarray) -> np.ndarray:
         raise SystemExit(f"two logits are as near as {margin}: take another seed")
     ids: np.ndarray = output.sequences[0, len(prompt) :].numpy()
     return ids
+
+
+def write_beams(made_with: str) -> None:
+    """Write what `BEAM_SEARCHES` find: for each of them the beams, best first, as ids after the prompt and score."""
+    found = []
+    for search in BEAM_SEARCHES:
+        judged = MODELS[search.model]
+        with tempfile.TemporaryDirectory() as folder:
+            model = load(judged.write(Path(folder) / "tiny.gguf"), judged.config)
+        prompt = np.random.Generator(np.random.PCG64(search.prompt)).integers(3, SMALLEST_VOCAB, search.prompt)
+        beams = search_beams(model, prompt, search, None)
+        for seed in range(DISTURBED):
+            others = search_beams(model, prompt, search, np.random.Generator(np.random.PCG64(seed)))
+            if [ids for ids, _ in others] != [ids for ids, _ in beams]:
+                raise SystemExit(f"{search} is undecided: take another prompt")
+        found.append({"prompt": prompt.tolist(), "beams": beams})
+        print(f"{search}: {[(len(ids), round(score, 4)) for ids, score in beams]}")
+    text = json.dumps({"made_with": json.loads(made_with), "found": found}, separators=(",", ":"))
+    (FOLDER / "beams.json").write_text(text + "\n", "ascii")
+
+
+def search_beams(
+    model: Any, prompt: np.ndarray, search: BeamSearch, random: np.random.Generator | None
+) -> list[tuple[list[int], float]]:
+    """What `generate` finds, with noise from `random` on each logit."""
+    import torch
+
+    def disturb(_ids: Any, scores: Any) -> Any:
+        return (
+            scores if random is None else scores + torch.from_numpy(random.uniform(-NOISE, NOISE, scores.shape)).float()
+        )
+
+    model.generation_config.eos_token_id = list(search.ends) or None
+    output = model.generate(
+        torch.from_numpy(prompt)[None],
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        num_beams=search.beams,
+        num_return_sequences=search.beams,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+        max_new_tokens=search.max_tokens,
+        pad_token_id=0,
+        logits_processor=[disturb],
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    answers = output.sequences[:, len(prompt) :].tolist()
+    lengths = (output.beam_indices >= 0).sum(dim=1).tolist()
+    scores = output.sequences_scores.tolist()
+    return [(ids[:length], score) for ids, length, score in zip(answers, lengths, scores, strict=True)]
 
 
 def rope_factors(model: Any) -> np.ndarray:

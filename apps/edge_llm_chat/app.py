@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +10,7 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 from textual.screen import Screen
 
 from edge_llm.errors import EdgeLLMError
@@ -16,6 +18,7 @@ from edge_llm_chat.backend import ChatBackend
 from edge_llm_chat.clipboard import copy_locally
 from edge_llm_chat.commands import COMMANDS
 from edge_llm_chat.conversation import Conversation
+from edge_llm_chat.paste import MOST_PASTED, PasteCut, PasteParser
 from edge_llm_chat.preferences import Preferences
 from edge_llm_chat.store import Store
 from edge_llm_chat.themes import DARK, LIGHT
@@ -69,6 +72,19 @@ class ChatApp(App[None]):
         themes = [store.setting("theme"), preferences.theme, DARK.name]
         self.theme = next(name for name in themes if name in self.available_themes)
         self.set_keymap(dict(preferences.keys))
+
+    def get_driver_class(self) -> type[Driver]:
+        """The driver of the platform, or of a browser; what it reads goes through our parser, whichever it is."""
+        driver = super().get_driver_class()
+        vars(sys.modules[driver.__module__])["XTermParser"] = PasteParser
+        return driver
+
+    def on_paste_cut(self, _event: PasteCut) -> None:
+        self.notify(
+            f"Only the first {MOST_PASTED:,} characters were pasted; /attach takes whole files",
+            severity="warning",
+            markup=False,
+        )
 
     def on_mount(self) -> None:
         from edge_llm_chat.screens.chat import ChatScreen

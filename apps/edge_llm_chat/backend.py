@@ -27,6 +27,8 @@ class ModelInfo:
     """it can go on from a chosen beginning of an answer"""
     end_ids: frozenset[int] = frozenset()
     """tokens that end an answer"""
+    notice: str = ""
+    """one sentence about why it does not run as asked or as it usually does; empty: it does"""
 
 
 @dataclass(frozen=True, slots=True)

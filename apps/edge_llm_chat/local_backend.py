@@ -64,7 +64,7 @@ class LocalBackend:
 
         folder = resolve(self.wanted, report)
         report("loading", 0, 0)
-        core = open_engine(folder, config, lambda _name, done, total: report("compiling kernels (once)", done, total))
+        core = open_engine(folder, config, report)
         client = ThreadClient(core)
         self._loaded = _Loaded(core, client)
         if self._closed.is_set():
@@ -78,6 +78,7 @@ class LocalBackend:
             inspects=True,
             forks=True,
             end_ids=frozenset(core.intake.manifest.tokens.eos),
+            notice=info.notice,
         )
 
     async def answer(self, ask: Ask) -> Answering:

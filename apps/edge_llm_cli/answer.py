@@ -35,6 +35,12 @@ PolicyOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, engine_option(help="Threads that compute; default: one a physical core.")]
+ProviderOption = Annotated[
+    str | None,
+    engine_option(
+        metavar="auto|cpu|openvino", help="What computes; openvino needs the extra npu (default: auto, the CPU)."
+    ),
+]
 KvOption = Annotated[str | None, engine_option(metavar="int8|f32", help="How keys and values are kept.")]
 CacheOption = Annotated[
     str | None,
@@ -73,6 +79,7 @@ class EngineOptions:
     speculation: str | None = None
     slots: int | None = None
     usual_cache: str = "disk"
+    provider: str | None = None
 
     def __post_init__(self) -> None:
         if self.cache not in (None, "on", "off"):
@@ -100,6 +107,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         speculation=options.speculation,
         prefix_cache=options.prefix_cache,
         private=options.private or None,
+        provider=options.provider,
     )
 
 
@@ -115,9 +123,11 @@ def opened(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]
     with ProgressDisplay() as progress:
         folder = resolve(model, progress)
         started = time.perf_counter()
-        engine = Engine.open(folder, config, progress=progress.kernels)
+        engine = Engine.open(folder, config, progress=progress)
     if untold and prefix_folder().exists():
         console.note(f"what the model reads is kept in {prefix_folder()}; --cache off or --private keeps nothing")
+    if engine.info.notice:
+        console.note(engine.info.notice)
     with engine:
         yield engine, time.perf_counter() - started
 

@@ -50,6 +50,7 @@ def bench(
     depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens that are in the context before.")] = "0",
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="Default: one a physical core.")] = None,
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="How often each test is measured.")] = 5,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,10 +72,12 @@ def bench(
     from edge_llm.install.importer import resolve
 
     room = max(test.depth + test.tokens for test in tests)
-    config = load_config(threads=threads, kv_type=kv_dtype, context=room, slots=1, prefix_cache="off")
+    config = load_config(
+        threads=threads, kv_type=kv_dtype, context=room, slots=1, prefix_cache="off", provider=provider
+    )
     results = []
     with ProgressDisplay() as progress:
-        core = open_engine(resolve(model, progress), config, progress.kernels)
+        core = open_engine(resolve(model, progress), config, progress)
         try:
             manifest = core.intake.manifest
             ids = np.random.default_rng(0).integers(0, manifest.dimensions.vocab, room).tolist()
@@ -90,6 +93,10 @@ def bench(
         "threads": min(config.threads or default_threads(), len(machine.usable_cpus())),
         "kv_type": core.cache.kv_type.name.lower(),
     }
+    if core.info.layout != manifest.layout:
+        facts |= {"provider": core.info.provider, "layout": core.info.layout}
+    if core.info.notice:
+        console.note(core.info.notice)
     if as_json:
         console.data({**facts, "repetitions": repetitions, "results": results})
         return

@@ -54,6 +54,7 @@ def chat(
         ),
     ] = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
@@ -64,7 +65,14 @@ def chat(
     if resume + last + new > 1:
         raise ParameterError("--resume, --last and --new exclude one another")
     options = answer.EngineOptions(
-        context, threads, kv_dtype, context_policy, cache=cache, private=private, usual_policy="slide"
+        context,
+        threads,
+        kv_dtype,
+        context_policy,
+        cache=cache,
+        private=private,
+        usual_policy="slide",
+        provider=provider,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     parameters = {name: value for name, value in given.items() if value is not None}
@@ -73,7 +81,7 @@ def chat(
 
         text = None if system is None else answer.argument_text(system)
         tools = tuple(map(answer.argument_text, tool or ()))
-        shared = all(given is None for given in (context, context_policy, threads, kv_dtype, cache))
+        shared = all(given is None for given in (context, context_policy, threads, provider, kv_dtype, cache))
         launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, tools, server, shared))
         return
     if resume or last or server or tool:

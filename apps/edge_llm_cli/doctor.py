@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +15,17 @@ from edge_llm.errors import EdgeLLMError
 from edge_llm_cli import console
 from edge_llm_cli.models import INSTALLED, JsonOption
 
+_AS_IMPORTED = "as imported"
+_NO_GOLDEN = "imported before this was stored: import it again"
 _PACKAGES = ("edge-llm", "onnxruntime", "numba", "llvmlite", "numpy", "tokenizers", "jinja2")
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Also compare what each model says with what it said at import.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show what this machine has and what would run. Exit code 1 if something is in the way."""
     probes: dict[str, Callable[[], dict[str, Any]]] = {
         "versions": _versions,
@@ -26,9 +34,12 @@ def doctor(as_json: JsonOption = False) -> None:
         "memory": _memory,
         "onnxruntime": _onnxruntime,
         "kernels": _kernels,
+        "providers": _providers,
         "folders": _folders,
         "models": _models,
     }
+    if quality:
+        probes["quality"] = _quality
     findings = {name: _guarded(probe) for name, probe in probes.items()}
     findings["runs"] = {"layout": _what_runs(findings)}
     problems = {section: facts["error"] for section, facts in findings.items() if "error" in facts}
@@ -36,6 +47,11 @@ def doctor(as_json: JsonOption = False) -> None:
         f"model {name}": facts["state"]
         for name, facts in findings["models"].items()
         if isinstance(facts, dict) and facts["state"] != INSTALLED
+    }
+    problems |= {
+        f"quality {name}": facts["state"]
+        for name, facts in findings.get("quality", {}).items()
+        if isinstance(facts, dict) and facts["state"] not in (_AS_IMPORTED, _NO_GOLDEN)
     }
     findings["problems"] = problems
     if as_json:
@@ -127,6 +143,19 @@ def _kernels() -> dict[str, Any]:
     return {"folder": str(folder), "state": "compiled" if there else "will be compiled at the next start, once"}
 
 
+def _providers() -> dict[str, Any]:
+    """Of plugins that are installed, what they really compute on."""
+    from edge_llm.model.providers import PLUGINS, provider_state
+
+    facts = {}
+    for name in PLUGINS:
+        try:
+            facts[name] = f"computes on {provider_state(name)}"
+        except EdgeLLMError as error:
+            facts[name] = f"{error}: {error.hint}" if error.hint else str(error)
+    return facts
+
+
 def _folders() -> dict[str, Any]:
     from edge_llm import paths
 
@@ -160,6 +189,33 @@ def _models() -> dict[str, Any]:
     return facts
 
 
+def _quality() -> dict[str, Any]:
+    """How far each model is from what it said when it was imported, as it would run now."""
+    from edge_llm.install.store import ModelStore
+
+    store = ModelStore()
+    facts = {}
+    for name in store.names():
+        try:
+            facts[name] = _quality_of(store.path(name))
+        except EdgeLLMError as error:
+            facts[name] = {"state": str(error)}
+    return facts
+
+
+def _quality_of(folder: Path) -> dict[str, Any]:
+    from edge_llm.config import load_config
+    from edge_llm.install import golden
+
+    then = golden.Golden.read(folder)
+    if then is None:
+        return {"state": _NO_GOLDEN}
+    with golden.opened(folder, load_config()) as client:
+        found = golden.drift(then, client)
+    state = _AS_IMPORTED if found.ok else f"says something else than at import: KL {found.kl:.3g} nats a token"
+    return {"state": state, "kl": found.kl, "worst_kl": found.worst}
+
+
 def _usable_context(folder: Path) -> int:
     """What `run` would take without --context, by the memory that is free now."""
     from edge_llm.config import default_context, load_config
@@ -173,6 +229,18 @@ def _usable_context(folder: Path) -> int:
 
 
 def _what_runs(findings: dict[str, dict[str, Any]]) -> str:
-    if "error" in findings["cpu"] or "error" in findings["onnxruntime"]:
+    from edge_llm.config import load_config
+
+    try:
+        config = load_config()
+    except EdgeLLMError:
         return "nothing: see the errors above"
+    if "computes on" in findings["providers"].get(config.provider, ""):
+        return f"static, {findings['providers'][config.provider]}"
+    faults = [name for name in ("cpu", "onnxruntime", "kernels") if "error" in findings[name]]
+    if faults or config.layout == "static":
+        if find_spec("onnxruntime") is None:
+            return "nothing: see the errors above"
+        why = f"see the errors of {', '.join(faults)}" if faults else "as the setting layout says"
+        return f"static, on the CPU by stock ops, which is slower: {why}"
     return f"ring, on the CPU, with {findings['threads'].get('used', '?')} threads"

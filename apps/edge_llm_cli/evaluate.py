@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edge_llm.errors import InputError
-from edge_llm_cli import console
+from edge_llm_cli import answer, console
 from edge_llm_cli.models import JsonOption
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -19,6 +19,7 @@ def evaluate(
     text: Annotated[Path, typer.Option(help="A text file in UTF-8.")],
     reference: Annotated[str | None, typer.Option(help="f32: compare with the source's weights in fp32.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    provider: answer.ProviderOption = None,
     window: Annotated[int, typer.Option(help="Tokens that are read from an empty context.")] = 512,
     threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
     as_json: JsonOption = False,
@@ -38,7 +39,8 @@ def evaluate(
     from edge_llm.model.manifest import TOKENIZER_NAME, ModelManifest
     from edge_llm.text.tokenizer import Tokenizer
 
-    config = load_config(kv_type=kv_dtype, threads=threads)
+    config = load_config(kv_type=kv_dtype, threads=threads, provider=provider)
+    static = config.layout == "static" or config.provider not in ("auto", "cpu")
     with ProgressDisplay() as progress:
         folder = resolve(model, progress)
         manifest = ModelManifest.read(folder)
@@ -51,6 +53,7 @@ def evaluate(
             threads=min(config.threads or default_threads(), len(machine.usable_cpus())),
             window=window,
             reference=reference is not None,
+            provider=None if not static else config.provider.replace("auto", "cpu"),
             progress=lambda _stage, done, total: progress("evaluating", done, total),
         )
     values = {name: value for name, value in dataclasses.asdict(result).items() if value is not None}

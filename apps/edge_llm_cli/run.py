@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from edge_llm.errors import InputError
-from edge_llm_cli import answer, console, structure, tools
+from edge_llm_cli import answer, beams, console, structure, tools
 
 if TYPE_CHECKING:
     from edge_llm.engine.request import RequestOptions
     from edge_llm_cli.answer import Answer
 
 MAX_STDIN_BYTES = 8 << 20
-_sampling, _more_sampling, _form, _tools = (
+_sampling, _more_sampling, _beams, _form, _tools = (
     partial(typer.Option, rich_help_panel=section)
-    for section in ("Sampling", "More sampling", "Form of the answer", "Tools and reasoning")
+    for section in ("Sampling", "More sampling", "Beam search", "Form of the answer", "Tools and reasoning")
 )
 _LEAST_PREFILL = 16
 """prompt tokens that must be computed before their speed says something"""
@@ -68,6 +68,14 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer; --stats shows it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    beam_count: Annotated[
+        int, _beams("--beams", help="Look for the most probable answer along N beams; 1 (default) is off.")
+    ] = 1,
+    length_penalty: Annotated[
+        float | None, _beams(help="Compare answers by log-probability / tokens^P (1); larger favours long ones.")
+    ] = None,
+    early_stopping: Annotated[bool, _beams("--early-stopping", help="End as soon as there are N answers.")] = False,
+    n_best: Annotated[int | None, _beams(help="Show so many of the answers that were found.")] = None,
     json_schema: Annotated[
         Path | None,
         _form(metavar="FILE", help="The answer is JSON that this schema allows."),
@@ -104,6 +112,7 @@ def run(
     context: answer.ContextOption = None,
     context_policy: answer.PolicyOption = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
     speculate: Annotated[
@@ -119,6 +128,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
 ) -> None:
     """Answer one prompt and exit. The first use downloads and imports the model; later ones need no network."""
+    from edge_llm.engine.request import Request
     from edge_llm.messages import Message
     from edge_llm.sampling.params import SamplingParams
 
@@ -155,20 +165,30 @@ def run(
     form = structure.response_format(json_schema, regex, grammar)
     labels = structure.labels(map(answer.argument_text, choices or ()), as_they_are=raw)
     text = _whole_prompt(prompt, keep_end=raw)
+    wanted: RequestOptions = {
+        "response_format": form,
+        "choices": labels,
+        **beams.request_options(beam_count, length_penalty, n_best, early_stopping=early_stopping),
+    }
+    Request.completion(text, params, **wanted)  # what is wrong is told before a model is loaded
     options = answer.EngineOptions(
-        context, threads, kv_dtype, context_policy, cache=cache, private=private, speculation=speculate
+        context,
+        threads,
+        kv_dtype,
+        context_policy,
+        cache=cache,
+        private=private,
+        speculation=speculate,
+        slots=beam_count if beam_count > 1 else None,
+        provider=provider,
     )
     read = answer.read if as_json else answer.show
     with _told_if_interrupted(model, as_json=as_json), answer.opened(model, options) as (engine, load_s):
         if raw:
-            result = read(engine.complete(text, params, response_format=form, choices=labels))
+            result = read(engine.complete(text, params, **wanted))
         else:
             messages = [Message.system(answer.argument_text(system))] if system is not None else []
-            wanted: RequestOptions = {
-                "response_format": form,
-                "choices": labels,
-                "reasoning": None if reasoning is None else reasoning == "on",
-            }
+            wanted["reasoning"] = None if reasoning is None else reasoning == "on"
             result = belt.converse(engine, [*messages, Message.user(text)], params, read, wanted)
         name, context = engine.info.name, engine.info.context
     if as_json:
@@ -176,12 +196,15 @@ def run(
             _as_object(result, name, load_s)
             | {"reasoning": result.reasoning, "tool_calls": belt.as_objects()}
             | ({"choices": [dataclasses.asdict(choice) for choice in result.finished.choices]} if labels else {})
+            | ({"beams": [dataclasses.asdict(beam) for beam in result.finished.beams]} if beam_count > 1 else {})
         )
     else:
         answer.note_if_cut(result, params)
         if result.finished.choices:
             shares = (f"{choice.label.strip()} {choice.probability:.3f}" for choice in result.finished.choices)
             console.dim_note(", ".join(shares))
+        if len(result.finished.beams) > 1:
+            beams.show_others(result.finished.beams)
         if result.finished.forgotten_tokens:
             console.dim_note(
                 f"the context of {context} tokens was exceeded: the end of the answer no longer saw"

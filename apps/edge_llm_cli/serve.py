@@ -52,6 +52,10 @@ def serve(
     fallback: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Answers where the wanted model cannot be loaded.")
     ] = None,
+    quality_watch: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", help="Compare what the models say with what they said at import, so often."),
+    ] = None,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long answers may go on after SIGTERM.")] = 10.0,
     slots: Annotated[
         int | None,
@@ -59,6 +63,7 @@ def serve(
     ] = None,
     context: answer.ContextOption = None,
     threads: answer.ThreadsOption = None,
+    provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.SeldomCacheOption = None,
     private: answer.PrivateOption = False,
@@ -81,6 +86,7 @@ def serve(
         kv_type=kv_dtype,
         prefix_cache=options.prefix_cache,
         private=private or None,
+        provider=provider,
     )
     settings = ServerSettings(
         models=tuple(model or [answer.DEFAULT_MODEL]),
@@ -96,11 +102,12 @@ def serve(
         keep_alive_s=keep_alive,
         fallback=fallback,
         grace_s=grace,
+        quality_watch_s=None if quality_watch is None else quality_watch * 3600,
     )
     with ProgressDisplay() as progress:
         wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
         folders = {name: resolve(name, progress) for name in wanted}
-        launch(settings, folders, config, note=console.note, progress=progress.kernels)
+        launch(settings, folders, config, note=console.note, progress=progress)
 
 
 def _require_server() -> None:

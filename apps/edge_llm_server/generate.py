@@ -25,10 +25,12 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import STATE, Exchange
 from edge_llm_server.security import Receive, Send
-from edge_llm_server.shape import Shape, StreamShape
+from edge_llm_server.shape import Encoder, Shape, StreamShape
 from edge_llm_server.translate import parameter_of
 
 _EVENTS_A_TURN = 8
+_Batch = list[tuple[int, Event]]
+"""events with the index of their answer"""
 
 
 class Generate(Response):
@@ -108,32 +110,6 @@ class Generate(Response):
             if not listener.gone:
                 _check_end(answer.end)
 
-    async def _told(
-        self, handles: Sequence[Handle], answers: Sequence[Answer], listener: _Listener
-    ) -> AsyncIterator[tuple[int, Event] | None]:
-        """All events with the index of their answer, gathered into `answers`; None where nothing was said for long.
-
-        Raises `ApiError` for an answer that fails, or that somebody other than the client ended.
-        """
-        ping_s = self._engines.ping_s
-        events = _of_one(handles[0], ping_s) if len(handles) == 1 else _of_many(handles, ping_s)
-        told = 0
-        try:
-            async for item in events:
-                told += 1
-                if told % _EVENTS_A_TURN == 0:
-                    await asyncio.sleep(0)  # events that are all there already would keep the loop from everybody else
-                if item is not None:
-                    index, event = item
-                    answers[index].add(event)
-                    if isinstance(event, Finished) and not listener.gone:
-                        _check_end(event)
-                yield item
-        except EdgeLLMError as error:
-            raise ApiError.of(error, self._param) from None
-        finally:
-            await events.aclose()
-
     async def _tell_pieces(
         self, shape: StreamShape, client: EngineClient, answers: Sequence[Answer], listener: _Listener, send: Send
     ) -> None:
@@ -142,28 +118,72 @@ class Generate(Response):
             handles = await self._submit(client, self._requests, listener)
         except QueueFullError as error:
             raise ApiError.of(error) from None
-
-        async def say(text: str) -> None:
-            if text:
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-
         headers = [(b"content-type", encoder.media_type.encode("ascii")), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await say("".join(encoder.opening(index) for index in range(len(answers))))
+        voice = _Voice(send)
+        await voice.say("".join(encoder.opening(index) for index in range(len(answers))))
         try:
-            async for item in self._told(handles, answers, listener):
-                if item is None:
-                    await say(encoder.ping())
-                    continue
-                index, event = item
-                text = encoder.event(index, event)
-                if isinstance(event, Finished):
-                    text += encoder.ending(index, answers[index])
-                await say(text)
-            await say(encoder.closing(answers))
-        except ApiError as error:
-            await say(encoder.error(error))
+            async with (
+                voice.kept_alive(encoder.ping(), self._engines.ping_s),
+                contextlib.aclosing(_events(handles)) as batches,
+            ):
+                async for batch in batches:
+                    await _tell(batch, encoder, answers, listener, voice)
+            await voice.say(encoder.closing(answers))
+        except (ApiError, EdgeLLMError) as error:
+            told = error if isinstance(error, ApiError) else ApiError.of(error, self._param)
+            await voice.say(encoder.error(told))
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _tell(batch: _Batch, encoder: Encoder, answers: Sequence[Answer], listener: _Listener, voice: _Voice) -> None:
+    """Say events in one piece. Raises `ApiError` for an answer that somebody other than the client ended."""
+    text = ""
+    try:
+        for index, event in batch:
+            answers[index].add(event)
+            last = isinstance(event, Finished)
+            if last and not listener.gone:
+                _check_end(answers[index].end)
+            text += encoder.event(index, event)
+            if last:
+                text += encoder.ending(index, answers[index])
+    finally:
+        await voice.say(text)
+
+
+class _Voice:
+    """The pieces of a stream on their way."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._time = asyncio.get_running_loop().time
+        self._last = self._time()
+
+    async def say(self, text: str) -> None:
+        if text:
+            self._last = self._time()
+            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+    @contextlib.asynccontextmanager
+    async def kept_alive(self, ping: str, ping_s: float) -> AsyncIterator[None]:
+        """Says `ping` wherever nothing was said for `ping_s` within the block."""
+
+        async def keep() -> None:
+            while True:
+                left_s = self._last + ping_s - self._time()
+                if left_s <= 0:
+                    await self.say(ping)
+                else:
+                    await asyncio.sleep(left_s)
+
+        keeping = asyncio.create_task(keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
 
 
 async def _tell_whole(content: dict[str, Any], send: Send) -> None:
@@ -224,20 +244,25 @@ def _check_end(end: Finished) -> None:
         raise ApiError.unavailable("the time of the request was up before its answer began", 5.0)
 
 
-async def _of_one(handle: Handle, ping_s: float) -> AsyncGenerator[tuple[int, Event] | None]:
-    while True:
-        try:
-            async with asyncio.timeout(ping_s):
-                event = await anext(handle)
-        except TimeoutError:
-            yield None
-            continue
-        except StopAsyncIteration:
-            return
-        yield 0, event
+async def _events(handles: Sequence[Handle]) -> AsyncGenerator[_Batch]:
+    """All events, as many at a time as are there. Raises the error of the first answer that fails."""
+    batches = _of_one(handles[0]) if len(handles) == 1 else _of_many(handles)
+    told = 0
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            yield batch
+            told += len(batch)
+            if told >= _EVENTS_A_TURN:
+                told = 0
+                await asyncio.sleep(0)  # events that are all there already would keep the loop from everybody else
 
 
-async def _of_many(handles: Sequence[Handle], ping_s: float) -> AsyncGenerator[tuple[int, Event] | None]:
+async def _of_one(handle: Handle) -> AsyncGenerator[_Batch]:
+    while events := await handle.some(_EVENTS_A_TURN):
+        yield [(0, event) for event in events]
+
+
+async def _of_many(handles: Sequence[Handle]) -> AsyncGenerator[_Batch]:
     arrived: asyncio.Queue[tuple[int, Event | EdgeLLMError]] = asyncio.Queue()
 
     async def pass_on(index: int, handle: Handle) -> None:
@@ -251,16 +276,11 @@ async def _of_many(handles: Sequence[Handle], ping_s: float) -> AsyncGenerator[t
     left = len(handles)
     try:
         while left:
-            try:
-                async with asyncio.timeout(ping_s):
-                    index, event = await arrived.get()
-            except TimeoutError:
-                yield None
-                continue
+            index, event = await arrived.get()
             if isinstance(event, EdgeLLMError):
                 raise event
             left -= isinstance(event, Finished)
-            yield index, event
+            yield [(index, event)]
     finally:
         for task in tasks:
             task.cancel()

@@ -15,6 +15,7 @@ from edge_llm.engine.host import EngineHost, usual_bytes
 from edge_llm.engine.process_client import ProcessClient
 from edge_llm.engine.supervisor import EngineState, Phase
 from edge_llm.errors import ParameterError, StorageError
+from edge_llm.install.golden import Golden
 from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.exchange import Log
@@ -51,7 +52,10 @@ def launch(
     log = Log()
 
     def load(folder: Path) -> EngineClient:
-        return ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+        client = ProcessClient(folder, config, on_state=partial(_tell, folder.name, log, progress))
+        if client.info.notice:
+            note(f"{client.info.name}: {client.info.notice}")
+        return client
 
     host = EngineHost(
         {names[model]: folder for model, folder in folders.items()},
@@ -62,7 +66,20 @@ def launch(
     )
     known = {card.name: card for card in cards.values()}
     batches = None if config.private else _batches(host, log, note)
-    serving = Serving(settings, host, known, batches=batches, log=log, most_requests=config.slots + config.queue_limit)
+    goldens = (
+        {}
+        if settings.quality_watch_s is None
+        else _goldens({names[model]: folder for model, folder in folders.items()}, note)
+    )
+    serving = Serving(
+        settings,
+        host,
+        known,
+        batches=batches,
+        goldens=goldens,
+        log=log,
+        most_requests=config.slots + config.queue_limit,
+    )
     address = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{serving.port}"
     note(f"listening on {address}, loading {settings.models[0]}")
     asyncio.run(serving.run(lambda: note(f"ready: {address}/v1 (Ctrl-C stops)")))
@@ -75,6 +92,17 @@ def _batches(host: EngineHost, log: Log, note: Callable[[str], None]) -> Batches
     except StorageError as error:
         note(f"no files and batches here: {error}")
         return None
+
+
+def _goldens(folders: Mapping[str, Path], note: Callable[[str], None]) -> dict[str, Golden]:
+    """What the models said when they were imported."""
+    found = {name: Golden.read(folder) for name, folder in folders.items()}
+    for name, golden in found.items():
+        if golden is None:
+            note(
+                f"the quality watch knows nothing of {name}: import it again (edge-llm models rm {name}, then pull it)"
+            )
+    return {name: golden for name, golden in found.items() if golden is not None}
 
 
 def _budget() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
@@ -16,12 +17,19 @@ _LABELS = {"prefix_cache_hits": "tier", "request_success": "finished_reason", "r
 """fields that count by kind, and what the kind is called"""
 
 
-def exposition(statistics: Mapping[str, Statistics], requests: Mapping[tuple[str, int], int]) -> str:
-    """The counts of each loaded model, by its name, and the server's requests by path and status."""
+def exposition(
+    statistics: Mapping[str, Statistics], requests: Mapping[tuple[str, int], int], quality: Mapping[str, float]
+) -> str:
+    """The counts of each loaded model, by its name, the server's requests by path and status, and what the quality watch
+    has found of each model."""
     family = f"{PREFIX}http_requests_total"
     lines = [f"# TYPE {family} counter"]
     for (path, status), count in sorted(requests.items()):
         lines.append(f"{family}{_written({'path': path, 'status': str(status)})} {count}")
+    if quality:
+        lines.append(f"# TYPE {PREFIX}quality_kl gauge")
+        for name, kl in sorted(quality.items()):
+            lines.append(f"{PREFIX}quality_kl{_written({'model_name': name})} {'+Inf' if math.isinf(kl) else kl}")
     for field in fields(Statistics):
         samples = [
             sample

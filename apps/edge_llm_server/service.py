@@ -21,3 +21,5 @@ class Service:
     cards: Mapping[str, ModelCard]
     batches: Batches | None = None
     counts: RequestCounts = field(default_factory=RequestCounts)
+    quality: Mapping[str, float] = field(default_factory=dict)
+    """of models, what the quality watch has found"""

@@ -9,11 +9,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import uvicorn
 
 from edge_llm.engine.host import EngineHost
+from edge_llm.install.golden import Golden
 from edge_llm_server.app import create_app
 from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
@@ -21,6 +23,7 @@ from edge_llm_server.connection import MAX_HEAD_BYTES, protocol_class
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import Log
 from edge_llm_server.limits import Limits
+from edge_llm_server.quality_watch import QualityWatch
 from edge_llm_server.security import Door, Guard
 from edge_llm_server.service import Service
 from edge_llm_server.settings import LOOPBACK_NAMES, ServerSettings
@@ -40,14 +43,16 @@ class Serving:
         cards: Mapping[str, ModelCard],
         *,
         batches: Batches | None = None,
+        goldens: Mapping[str, Golden] = MappingProxyType({}),
         log: Log | None = None,
         most_requests: int = 1 << 30,
     ) -> None:
-        """`cards` are those of the models by name. `batches` are closed with the server. Raises `InputError` where it
-        cannot listen."""
+        """`cards` are those of the models by name, and `goldens` what they said when they were imported, for the quality
+        watch. `batches` are closed with the server. Raises `InputError` where it cannot listen."""
         self.settings = settings
         self._cards, self._batches = cards, batches
         self.log = log or Log()
+        self._quality = QualityWatch(goldens, self.log)
         self.engines = Engines(host, settings, most_requests=most_requests)
         self._listeners = [tcp_socket(settings.host, settings.port)]
         self.port: int = self._listeners[0].getsockname()[1]
@@ -58,7 +63,8 @@ class Serving:
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
         self._loop = asyncio.get_running_loop()
-        service, limits = Service(self.settings, self.engines, self._cards, self._batches), Limits(self.settings)
+        service = Service(self.settings, self.engines, self._cards, self._batches, quality=self._quality.found)
+        limits = Limits(self.settings)
         app = create_app(service)
         doors = [Door(self.settings.allowed_hosts(self.port), trusted=False)]
         if self.settings.uds is not None and (listener := unix_socket(self.settings.uds)) is not None:
@@ -106,6 +112,8 @@ class Serving:
         self.log("ready", model=self.engines.names[0])
         if on_ready is not None:
             on_ready()
+        if self.settings.quality_watch_s is not None:
+            await self._quality.run(self.engines, self.settings.quality_watch_s)
 
     def stop(self) -> None:
         """End within the grace; called again, at once. Any thread."""

@@ -34,8 +34,9 @@ _SECONDS = {
     "load_wait_s": (0, 3600),
     "keep_alive_s": (0, 31536000),
     "grace_s": (0, 3600),
+    "quality_watch_s": (1, 31536000),
 }
-_OPTIONAL = frozenset({"requests_per_minute", "tokens_per_minute", "max_concurrent", "keep_alive_s"})
+_OPTIONAL = frozenset({"requests_per_minute", "tokens_per_minute", "max_concurrent", "keep_alive_s", "quality_watch_s"})
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class ServerSettings:
     """a model that nobody asked for so long is unloaded; None: never"""
     fallback: str | None = None
     """the model that answers where the wanted one cannot be loaded; the reply names it"""
+    quality_watch_s: float | None = None
+    """how often what the loaded models say is compared with what they said when they were imported; None: never"""
     grace_s: float = 10.0
     """how long answers may go on after SIGTERM"""
 

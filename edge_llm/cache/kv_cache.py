@@ -13,6 +13,7 @@ that count. A conversation longer than the context slides: its layers forget wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class KVCache:
         max_chunk: int,
         sinks: int = TILE,
         generation: int = 1,
-        storage: type[TiledRows] | type[PlainRows] = TiledRows,
+        storage: Callable[..., LayerRows] = TiledRows,
     ) -> None:
         """Reserve `slots` slots; memory is taken when rows are written.
 
@@ -169,10 +170,12 @@ class KVCache:
         self._cut(slot, length, written)
         return True
 
-    def fork(self, source: int, target: int, length: int) -> bool:
+    def fork(self, source: int, target: int, length: int, *, same: int = 0) -> bool:
         """Make `target` a copy of the first `length` rows of `source`, whatever it held.
 
-        False, and nothing has changed, if a layer of `source` no longer holds what the next row would attend to.
+        The first `same` of its rows are those of `source` already: they are not copied if both slots were written equally
+        far, so that their rings hold the same positions. False, and nothing has changed, if a layer of `source` no longer
+        holds what the next row would attend to.
         """
         self._check_taken(target)
         if source == target:
@@ -180,9 +183,10 @@ class KVCache:
         written = self._written_after(source, length)
         if written is None:
             return False
-        kept = self._kept_tiles(length, written)
+        start = same if self._written[target] == self._written[source] else 0
+        tiles = self._kept_tiles(length, written, start)
         for layer in self.layers:
-            layer.copy(source, target, kept[layer.ring])
+            layer.copy(source, target, tiles[layer.ring])
         self._cut(target, length, written)
         return True
 
@@ -272,6 +276,6 @@ class KVCache:
             for layer in self.layers:
                 layer.give_back(slot, ~kept[layer.ring])
 
-    def _kept_tiles(self, length: int, written: int) -> dict[RingGeometry, np.ndarray]:
+    def _kept_tiles(self, length: int, written: int, start: int = 0) -> dict[RingGeometry, np.ndarray]:
         """What rings of each geometry hold of such a conversation; see RingGeometry.kept_tiles."""
-        return {ring: ring.kept_tiles(length, written) for ring in {layer.ring for layer in self.layers}}
+        return {ring: ring.kept_tiles(length, written, start) for ring in {layer.ring for layer in self.layers}}

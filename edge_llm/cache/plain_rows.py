@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from edge_llm.cache.ring_geometry import RingGeometry
@@ -9,6 +11,14 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.kernels.layout import LAYER_FIELDS, TILE, CacheLayer, KvType
 
 _FEWEST_ROWS = 256
+
+Allocate = Callable[[tuple[int, ...]], np.ndarray]
+"""gives float32 zeros of a shape"""
+
+
+def host_memory(shape: tuple[int, ...]) -> np.ndarray:
+    """`Allocate` of NumPy's own."""
+    return np.zeros(shape, np.float32)
 
 
 class PlainRows:
@@ -18,10 +28,14 @@ class PlainRows:
     doubling, up to the ring's capacity. Otherwise as TiledRows; `arrays` holds an array a slot.
     """
 
-    def __init__(self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType) -> None:
+    def __init__(
+        self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType, allocate: Allocate = host_memory
+    ) -> None:
+        """`allocate` is for memory that a provider's device reads where it lies."""
         if kv_type is not KvType.F32:
             raise ValueError("plain rows are float32")
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
+        self._allocate = allocate
         self.arrays: dict[CacheLayer, list[np.ndarray]] = {
             field: [self._zeros(0) for _ in range(slots)] for field in (CacheLayer.KEYS, CacheLayer.VALUES)
         }
@@ -95,7 +109,9 @@ class PlainRows:
         return rows.reshape(4, TILE // 4, *rows.shape[1:])
 
     def _zeros(self, tiles: int) -> np.ndarray:
-        return np.zeros((self.layer.kv_heads, tiles, TILE, self.layer.head_dim), np.float32)
+        heads, dim = self.layer.kv_heads, self.layer.head_dim
+        allocate = self._allocate if tiles else host_memory
+        return allocate((1, heads, tiles * TILE, dim)).reshape(heads, tiles, TILE, dim)  # as `rows` gives it
 
     def _resize(self, slot: int, tiles: int) -> None:
         for arrays in self.arrays.values():

@@ -134,9 +134,27 @@ class PrefixCache:
         tenant = self._tenants[slot]
         if not self._kv.truncate(slot, rows):
             self._kv.truncate(slot, rows := 0)
-        tenant.stored = min(tenant.stored, rows // BLOCK)
-        del tenant.keys[rows // BLOCK + 1 :]
+        self._forget_blocks(tenant, rows)
         return rows
+
+    def branch(self, slot: int, ids: list[int]) -> int:
+        """Another slot that holds all rows of this one, of whose tokens `ids` is a copy. It lends to nobody.
+
+        Whoever asks for it knows that not all slots are running.
+        """
+        target = self._vacant_slot()
+        assert target is not None
+        self._tenants[target] = _Tenant(target, ids, None)
+        forked = self._kv.fork(slot, target, self._kv.length(slot))
+        assert forked, "a slot can be copied as it is"
+        return target
+
+    def replace(self, slot: int, source: int, same: int) -> None:
+        """Let a slot hold the rows of another one, as long as it. The first `same` are equal; who owns the slot's tokens
+        changes the others."""
+        forked = self._kv.fork(source, slot, self._kv.length(source), same=same)
+        assert forked, "a slot can be copied as it is"
+        self._forget_blocks(self._tenants[slot], same)
 
     def release(self, slot: int, *, keep: bool) -> None:
         """A conversation has ended; its rows stay if it is sound (`keep`) and has a namespace."""
@@ -278,6 +296,11 @@ class PrefixCache:
     def _lent(self, source: _Tenant, tenant: _Tenant, rows: int) -> None:
         self._touch(source)
         tenant.stored = min(source.stored, rows // BLOCK)
+
+    def _forget_blocks(self, tenant: _Tenant, rows: int) -> None:
+        """What was known of its blocks past the first `rows` rows no longer holds."""
+        tenant.stored = min(tenant.stored, rows // BLOCK)
+        del tenant.keys[rows // BLOCK + 1 :]
 
     def _touch(self, tenant: _Tenant) -> None:
         tenant.used = next(self._clock)

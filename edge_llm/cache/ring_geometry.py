@@ -78,13 +78,14 @@ class RingGeometry:
         """Whether all rows of the positions [start, stop), which a conversation has, are there."""
         return stop <= self.sinks or max(start, self.sinks) >= self.oldest_held(written)
 
-    def kept_tiles(self, length: int, written: int) -> np.ndarray:
-        """bool [capacity / TILE]: physical tiles that hold a row of a position below `length`."""
+    def kept_tiles(self, length: int, written: int, start: int = 0) -> np.ndarray:
+        """bool [capacity / TILE]: physical tiles that hold a row of a position in [start, length)."""
         kept = np.zeros(self.capacity // TILE, np.bool_)
         sinks, ring = self.held(length, written)
-        kept[: -(-sinks.stop // TILE)] = True
-        if ring:
-            tiles = np.arange(ring.start // TILE, -(-ring.stop // TILE)) - self.sinks // TILE
+        kept[start // TILE : -(-sinks.stop // TILE)] = True
+        first = max(ring.start, start)
+        if first < ring.stop:
+            tiles = np.arange(first // TILE, -(-ring.stop // TILE)) - self.sinks // TILE
             kept[self.sinks // TILE + tiles % (self.ring_rows // TILE)] = True
         return kept
 

@@ -70,8 +70,9 @@ class TiledRows:
 
     def copy(self, source: int, target: int, tiles: np.ndarray) -> None:
         """Copy tiles of slot `source` over those of slot `target`."""
+        spans = list(runs(tiles))
         for array in self.arrays.values():
-            for begin, end in runs(tiles):
+            for begin, end in spans:
                 array[target, :, begin:end] = array[source, :, begin:end]
 
     def give_back(self, slot: int, tiles: np.ndarray) -> None:

@@ -12,8 +12,8 @@ from edge_llm import machine
 from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.block_folder import prefix_folder
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
-from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.cache.prefix_store import PrefixStore
+from edge_llm.cache.snapshot import LayerRows
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.config import EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
@@ -30,6 +30,7 @@ from edge_llm.sampling.sampler import Kernels, Sampler
 _PARKED = 4
 """slots for conversations that do not run: parked ones, and ended ones until somebody goes on with them"""
 
+COMPILING = "compiling kernels (once)"
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
 
@@ -44,25 +45,29 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     manifest = ModelManifest.read(folder)
     threads = min(config.threads or default_threads(), len(machine.usable_cpus()))
     kernels, missing = _kernels(progress)
-    notice = ""
-    if config.layout != "static" and config.provider in ("auto", "cpu"):
+    notices: list[str] = []
+    if config.provider not in ("auto", "cpu"):
+        try:
+            return _static_engine(folder, manifest, config, kernels, threads, config.provider, notices, progress)
+        except SessionError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            notices.append(f"the CPU computes, not {config.provider}: {error}{hint}")
+    if config.layout != "static":
         try:
             if missing is not None:
                 raise missing
-            return _ring_engine(folder, manifest, config, kernels, threads)
+            return _ring_engine(folder, manifest, config, kernels, threads, notices)
         except (KernelError, SessionError) as error:
             if config.layout == "ring":
                 raise
-            notice = f"the fast kernels do not run here, slower stock ops do: {error}"
-    from edge_llm.engine.static import open_static  # what it needs costs a start that does not need it
-
-    return open_static(folder, manifest, config, kernels, threads, notice, progress)
+            notices.append(f"the fast kernels do not run here, slower stock ops do: {error}")
+    return _static_engine(folder, manifest, config, kernels, threads, "cpu", notices, progress)
 
 
 def _kernels(progress: Progress | None) -> tuple[Kernels, KernelError | None]:
     """Compiled kernels, or the plain ones that sampling can do with and why."""
     try:
-        return load_kernels(progress), None
+        return load_kernels(progress and (lambda _name, done, total: progress(COMPILING, done, total))), None
     except KernelError as error:
         from edge_llm.sampling.plain_kernel import PlainKernels
 
@@ -70,7 +75,7 @@ def _kernels(progress: Progress | None) -> tuple[Kernels, KernelError | None]:
 
 
 def _ring_engine(
-    folder: Path, manifest: ModelManifest, config: EngineConfig, kernels: Kernels, threads: int
+    folder: Path, manifest: ModelManifest, config: EngineConfig, kernels: Kernels, threads: int, notices: list[str]
 ) -> EngineCore:
     kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
     intake, cache = intake_and_cache(folder, manifest, config, kernels, kv_type)
@@ -90,7 +95,31 @@ def _ring_engine(
     bits = [CACHE_VERSION, kernel_fingerprint()]
     store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits])
     budget = kv_budget(config, cache)
-    return EngineCore(session=session, cache=cache, intake=intake, config=config, store=store, kv_budget=budget)
+    return EngineCore(
+        session=session,
+        cache=cache,
+        intake=intake,
+        config=config,
+        store=store,
+        kv_budget=budget,
+        notice="; ".join(notices),
+    )
+
+
+def _static_engine(
+    folder: Path,
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    threads: int,
+    provider: str,
+    notices: list[str],
+    progress: Progress | None,
+) -> EngineCore:
+    from edge_llm.engine.static import open_static  # what it needs costs a start that does not need it
+
+    notice = "; ".join(notices)
+    return open_static(folder, manifest, config, kernels, threads, provider=provider, notice=notice, progress=progress)
 
 
 def intake_and_cache(
@@ -99,7 +128,7 @@ def intake_and_cache(
     config: EngineConfig,
     kernels: Kernels,
     kv_type: KvType,
-    storage: type[TiledRows] | type[PlainRows] = TiledRows,
+    storage: Callable[..., LayerRows] = TiledRows,
 ) -> tuple[Intake, KVCache]:
     """What engines of both layouts have in common. Raises `ParameterError` for a config that the model cannot follow."""
     geometry = cache_geometry(manifest)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections import deque
+from collections.abc import Sequence
 from itertools import groupby
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from edge_llm.engine.wire import FrameReader, frame
@@ -25,14 +27,44 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         """Takes the connected socket over."""
         self.socket = connection
-        self._outgoing: SimpleQueue[Any] = SimpleQueue()  # whose put may interrupt itself
+        self._waiting: deque[Any] = deque()
+        """what is to be written, in order: values, frames as bytes, None at the end; taken by whoever holds the lock"""
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # whose put may interrupt itself
+        self._writing = threading.Lock()
         self._reader = FrameReader()
         self._writer = threading.Thread(target=self._write, name="edge-llm channel", daemon=True)
         self._writer.start()
 
     def send(self, value: object) -> None:
         """Write a value, or a whole frame as bytes, soon. Lost if nobody reads any more."""
-        self._outgoing.put(value)
+        self._waiting.append(value)
+        self._wakes.put(None)
+
+    def send_now(self, values: Sequence[object]) -> None:
+        """As `send` of each, but what the connection takes without waiting is written by this thread: no other has to wake
+        up for it. Raises `WireError` for what cannot be written."""
+        if len(values) > _MOST_VALUES or not self._writing.acquire(blocking=False):
+            for value in values:
+                self.send(value)
+            return
+        try:
+            data = frame(values)
+            if self._waiting:
+                self.send(data)
+            elif rest := data[self._taken(data) :]:
+                self._waiting.appendleft(rest)  # before what others have sent meanwhile
+                self._wakes.put(None)
+        finally:
+            self._writing.release()
+
+    def _taken(self, data: bytes) -> int:
+        """Bytes that were written without waiting; all of them if nobody reads."""
+        try:
+            return self.socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
 
     def receive(self) -> list[Any]:
         """The next values, waiting for them; none once the other side has ended. Raises `WireError` for bytes that are no
@@ -49,7 +81,7 @@ class Channel:
 
     def finish(self) -> None:
         """Write what was sent so far, then tell the other side that no more comes."""
-        self._outgoing.put(None)
+        self.send(None)
         self._writer.join()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -58,17 +90,17 @@ class Channel:
         """Drop what was not written, and end both directions. The thread that receives does this."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # which wakes the writer if it is in the middle of something
-        self._outgoing.put(None)
+        self.send(None)
         self._writer.join()
         self.socket.close()
 
     def _write(self) -> None:
         try:
-            while waiting := self._waiting():
-                # frames that are ready, and between them runs of values
-                for is_frame, run in groupby(waiting, key=lambda item: isinstance(item, bytes)):
-                    items = list(run)
-                    self.socket.sendall(b"".join(items) if is_frame else frame(items))
+            more = True
+            while more:
+                self._wakes.get()
+                with self._writing:
+                    more = self._write_waiting()
         except OSError:
             return  # nobody reads
         except BaseException:
@@ -76,12 +108,19 @@ class Channel:
                 self.socket.shutdown(socket.SHUT_RDWR)  # better no answer than half of one
             raise
 
-    def _waiting(self) -> list[Any]:
-        """What is to be written now, waiting for something; nothing at the end."""
-        items = [self._outgoing.get()]
-        with contextlib.suppress(Empty):
-            while items[-1] is not None and len(items) < _MOST_VALUES:
-                items.append(self._outgoing.get_nowait())
-        if items[-1] is None:
-            self._outgoing.put(items.pop())  # for the next call
-        return items
+    def _write_waiting(self) -> bool:
+        """Write what waits; False at the end."""
+        while self._waiting:
+            items = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_VALUES))]
+            ended = None in items
+            # frames that are ready, and between them runs of values
+            for is_frame, run in groupby(items[: items.index(None)] if ended else items, key=_is_frame):
+                some = list(run)
+                self.socket.sendall(b"".join(some) if is_frame else frame(some))
+            if ended:
+                return False
+        return True
+
+
+def _is_frame(item: object) -> bool:
+    return isinstance(item, bytes)

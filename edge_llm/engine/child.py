@@ -19,6 +19,7 @@ from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.channel import Channel
 from edge_llm.engine.client import ThreadClient
 from edge_llm.engine.codec import WireError
+from edge_llm.engine.core import EngineCore
 from edge_llm.engine.protocol import (
     Answer,
     Cancel,
@@ -85,7 +86,7 @@ def _serve(channel: Channel) -> None:
         channel.send(Failed(error))
         channel.finish()
         return
-    service = _Service(channel, ThreadClient(core))
+    service = _Service(channel, core)
     while values := channel.receive():
         for value in values:
             service.take(value)
@@ -115,11 +116,13 @@ class _Request:
 class _Service:
     """Does what is asked of an engine, and sends what becomes of it."""
 
-    def __init__(self, channel: Channel, client: ThreadClient) -> None:
-        self._channel, self._client = channel, client
+    def __init__(self, channel: Channel, core: EngineCore) -> None:
+        self._channel = channel
+        self._said: list[Happened] = []  # of the engine's thread, since its last step
+        self._client = ThreadClient(core, self._tell)
         self._pool = ThreadPoolExecutor(_INTAKE_THREADS, "edge-llm intake")
         self._requests: dict[int, _Request] = {}
-        channel.send(Ready(client.info))
+        channel.send(Ready(self._client.info))
 
     def take(self, message: object) -> None:
         match message:
@@ -169,7 +172,13 @@ class _Service:
     def _emit(self, number: int, event: Event | EdgeLLMError) -> None:
         if isinstance(event, Finished | EdgeLLMError):
             self._requests.pop(number, None)
-        self._channel.send(Happened(number, event))
+        self._said.append(Happened(number, event))
+
+    def _tell(self) -> None:
+        """Events of all requests of a step go out together."""
+        said, self._said = self._said, []
+        if said:
+            self._channel.send_now(said)
 
     def _close(self, drain: bool) -> None:
         self._client.close(drain=drain)

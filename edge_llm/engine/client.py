@@ -56,9 +56,10 @@ class EngineClient(Protocol):
 class ThreadClient:
     """An engine on a thread of its own. Requests are checked and tokenised on the caller's thread."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, after_step: Callable[[], None] = lambda: None) -> None:
+        """`after_step` is called on the engine's thread whenever events may have been emitted."""
         self._core = core
-        self._worker = _Worker(core)
+        self._worker = _Worker(core, after_step)
         # at the interpreter's exit too: no step may run while modules are taken apart
         self._finalizer = weakref.finalize(self, self._worker.stop)
 
@@ -93,8 +94,8 @@ class ThreadClient:
 class _Worker:
     """The thread that runs the steps; without work it sleeps, and nothing wakes it but a request or the end."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, after_step: Callable[[], None]) -> None:
+        self._core, self._after_step = core, after_step
         self._changed = threading.Condition()
         self._closing = False
         self._draining = False
@@ -126,11 +127,13 @@ class _Worker:
         try:
             while self._wait_for_work():
                 self._core.step()
+                self._after_step()
         except BaseException as error:  # whatever it was, nobody may wait for an answer that never comes
             failure = error
         with self._changed:
             self._end = "the engine is closed" if failure is None else f"the engine has stopped: {failure!r}"
         self._core.close(failure)
+        self._after_step()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False once it is time to end."""

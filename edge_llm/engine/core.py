@@ -13,6 +13,7 @@ from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache, common_prefix
 from edge_llm.config import EngineConfig
+from edge_llm.engine.beams import Branch
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.pace import ChunkPolicy, Pace
@@ -116,12 +117,14 @@ class EngineCore:
     @property
     def free_slots(self) -> int:
         """Slots that no request runs in."""
-        return self._slots - len(self._scheduler.running)
+        return self._slots - self._scheduler.used_slots
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
         self._scheduler.check_room(request.priority)  # before any work: who has too much to do must say so at once
-        return self.intake.sequence(request, emit, self._clock)
+        sequence = self.intake.sequence(request, emit, self._clock)
+        self._scheduler.check_fits(sequence)
+        return sequence
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a prepared sequence take part in the steps. Raises `QueueFullError`."""
@@ -157,7 +160,7 @@ class EngineCore:
             return
         chosen = self._select(plan, logits)
         now = self._clock()
-        self._pace.observe(plan.answered, plan.prompt_rows, plan.depth, now - start)
+        self._pace.observe(plan.answers, plan.prompt_rows, plan.depth, now - start)
         self._recorder.metrics.num_steps.add()
         self._commit(chosen, now)
         self._emit(chosen)
@@ -179,15 +182,14 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless slots, lengths and sequences agree."""
         self.cache.check_integrity()
-        running = [sequence for sequence in self._scheduler.sequences if sequence.slot is not None]
         self._prefixes.check_integrity()
         free = self.cache.free_slots + self._prefixes.idle_slots
-        if len(running) != self.cache.slots - free or len(running) > self._slots:
-            raise AssertionError(f"{len(running)} sequences run, but {free} slots are free")
-        for sequence in running:
-            assert sequence.slot is not None
-            if self.cache.length(sequence.slot) != sequence.committed:
-                raise AssertionError(f"slot {sequence.slot} and its sequence disagree about the committed rows")
+        taken = {slot: sequence for sequence in self._scheduler.sequences for slot in sequence.slots}
+        if len(taken) != self.cache.slots - free or self._scheduler.used_slots > self._slots:
+            raise AssertionError(f"{len(taken)} slots are in use, but {free} are free")
+        for slot, sequence in taken.items():
+            if self.cache.length(slot) != sequence.committed:
+                raise AssertionError(f"slot {slot} and its sequence disagree about the committed rows")
 
     # --- the parts of a step ---
 
@@ -250,20 +252,21 @@ class EngineCore:
         row = first = 0
         for share in plan.shares:
             segment, sequence = share.segment, share.sequence
-            rows = logits[row : row + segment.logit_rows]
+            rows = logits[row : row + share.logit_rows]
             selection = None
             try:
                 if sequence.reader is not None:
                     hidden = self.session.hidden_states(plan.step.rows)[first : first + segment.rows]
                     sequence.reader.feed(segment.position, hidden, rows)
-                elif segment.logit_rows:
+                elif share.logit_rows:
                     selection = sequence.decoder.select(rows)
                     assert len(selection.accepted) <= len(rows), "more tokens accepted than there were logits"
-                    assert selection.accepted or selection.forced or selection.finish, "nothing was chosen"
+                    chose = selection.accepted or selection.forced or selection.finish or selection.branches
+                    assert chose, "nothing was chosen"
                 chosen.append((share, selection))
             except Exception as error:
                 self._fail(sequence, error)
-            row, first = row + segment.logit_rows, first + segment.rows
+            row, first = row + share.logit_rows, first + share.rows
         return chosen
 
     def _commit(self, chosen: Chosen, now: float) -> None:
@@ -272,16 +275,20 @@ class EngineCore:
             sequence = share.sequence
             rows = share.segment.rows - share.drafts
             if selection is not None:
+                self._recorder.chosen(sequence, now)
+            if selection is not None and sequence.beams is None:
                 right = max(0, len(selection.accepted) - 1)
                 rows += right
                 self._recorder.drafted(sequence, share.drafts, right)
                 sequence.ids.extend(token.token_id for token in selection.accepted)
                 sequence.ids.extend(selection.forced)
-                self._recorder.chosen(sequence, now)
             assert sequence.slot is not None
-            self.cache.commit(sequence.slot, rows)
+            for segment in share.segments:
+                self.cache.commit(segment.slot, rows)
             sequence.committed += rows
             self._prefixes.committed(sequence.slot)
+            if selection is not None and sequence.beams is not None:
+                sequence.beams.follow(selection.branches, Branch(sequence.slot, sequence.ids), self._prefixes)
 
     def _emit(self, chosen: Chosen) -> None:
         for share, selection in chosen:
@@ -329,13 +336,17 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End with `Finished`, after the text that was held back."""
         try:
-            deltas = sequence.stream.flush()
+            deltas = []
+            if sequence.beams is not None and sequence.stream.finish is None:  # it is cut: the best so far has to do
+                deltas += sequence.stream.feed(sequence.beams.best)
+            deltas += sequence.stream.flush()
+            last = sequence.finished(reason, self._clock())
         except Exception as error:
             self._fail(sequence, error)
             return
         for delta in deltas:
             sequence.emit(delta)
-        self._end(sequence, sequence.finished(reason, self._clock()))
+        self._end(sequence, last)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End one request with its error; others go on."""
@@ -358,7 +369,8 @@ class EngineCore:
         sequence.ended = True
         self._scheduler.remove(sequence, self._clock())
         self._recorder.ended(sequence, last)
-        if sequence.slot is not None:
-            self._prefixes.release(sequence.slot, keep=isinstance(last, Finished))
-            sequence.slot = None
+        for slot in sequence.slots:
+            own = slot == sequence.slot
+            self._prefixes.release(slot, keep=own and isinstance(last, Finished))
+        sequence.slot = None
         sequence.emit(last)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from edge_llm.engine.request import Request
+from edge_llm.engine.stream import TextStream
 from edge_llm.engine.tooling import Tooling, forces_calls
 from edge_llm.errors import ParameterError
+from edge_llm.messages import FinishReason
 from edge_llm.model.manifest import ModelManifest
+from edge_llm.sampling.beams import BeamDecoder, Ends
 from edge_llm.sampling.decoders import (
     Decoder,
     FreeDecoder,
     GrammarDecoder,
     SampledDecoder,
+    Selection,
     TriggeredDecoder,
     mask_without,
 )
@@ -59,6 +64,39 @@ class Decoding:
             token_bytes=self._tokenizer.token_bytes,
             encode=self._tokenizer.encode_raw,
             once=not trigger.in_grammar,
+        )
+
+    def beam_decoder(
+        self,
+        request: Request,
+        params: SamplingParams,
+        end_ids: frozenset[int],
+        max_tokens: int,
+        new_stream: Callable[[], TextStream],
+    ) -> BeamDecoder:
+        """What looks for the most probable answer; it ends where a stream made by `new_stream` would end it."""
+        added, special = self._tokenizer.added_tokens, self._tokenizer.special_ids
+
+        def shown_bytes(token_id: int) -> bytes:
+            return b"" if token_id in special else self._tokenizer.token_bytes(token_id)
+
+        def is_stop(token_ids: Sequence[int]) -> bool:
+            stream = new_stream()
+            stream.feed(Selection((), forced=tuple(token_ids)))
+            return stream.finish is FinishReason.STOP
+
+        ends = Ends(
+            end_ids | {added[stop] for stop in params.stop if stop in added},
+            tuple(stop.encode("utf-8", "surrogatepass") for stop in params.stop),
+            shown_bytes,
+            is_stop,
+        )
+        return BeamDecoder(
+            request.beams,
+            max_tokens=max_tokens,
+            ends=ends,
+            length_penalty=request.length_penalty,
+            early_stopping=request.early_stopping,
         )
 
     def _matcher(self, request: Request) -> Matcher | None:

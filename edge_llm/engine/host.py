@@ -19,6 +19,8 @@ from edge_llm.model.manifest import ModelManifest
 
 KEEP_ALIVE_S = 300.0
 _RETRY_S = 5.0
+_STATIC_COPIES, _PLUGIN_COPIES = 3, 7
+"""of the weights, in the static layout and by a plugin that compiles them twice (docs/providers.md)"""
 _BASE_BYTES = 64 << 20
 """an interpreter with its libraries and tables"""
 
@@ -28,10 +30,14 @@ def usual_bytes(folder: Path, config: EngineConfig) -> int:
     any engine needs. Raises `ModelFormatError`."""
     manifest = ModelManifest.read(folder)
     size = manifest.dimensions
-    width = size.head_dim + 4 if (config.kv_type or manifest.kv_type) == "int8" else 4 * size.head_dim
+    plugin = config.provider not in ("auto", "cpu")
+    static = plugin or config.layout == "static"
+    kv_type = "f32" if static else config.kv_type or manifest.kv_type
+    width = size.head_dim + 4 if kv_type == "int8" else 4 * size.head_dim
     row_bytes = 2 * len(manifest.layers) * size.kv_heads * width
     context = config.context or default_context(size.context, row_bytes)
-    return manifest.weight_bytes + context * row_bytes + _BASE_BYTES
+    weights = manifest.weight_bytes * (_PLUGIN_COPIES if plugin else _STATIC_COPIES if static else 1)
+    return weights + context * row_bytes + _BASE_BYTES
 
 
 class _State(Enum):

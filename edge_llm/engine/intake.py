@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from edge_llm import machine
+from edge_llm.engine.beams import Beams
 from edge_llm.engine.decoding import Decoding
 from edge_llm.engine.reader import MAX_CHOICE_TOKENS, ChoiceReader, EmbeddingReader, Reader
 from edge_llm.engine.request import Request
@@ -90,7 +91,13 @@ class Intake:
         """A sequence for `request`. Raises `ParameterError`, `TemplateError`, `ContextLengthError`."""
         submitted = clock()
         limit = self._window.limit(self._policy_of(request))
+        if request.beams > 1 and self._policy_of(request) == "slide":
+            raise ParameterError(
+                "beams do not combine with the context policy slide, which this engine has",
+                hint='ask for the context policy "error"',
+            )
         prompt = self._rendered(request)
+        self._refuse_far_beyond(limit, request.text if prompt is None else prompt.text.text)
         ids, places = self._prompt(request, prompt)
         if not ids:
             raise ParameterError("the prompt is empty", hint="give at least one token of text")
@@ -101,17 +108,24 @@ class Intake:
         params = request.params.with_defaults(self.manifest.sampling)
         max_tokens = min(params.max_tokens or self._window.context, room)
         end_ids = frozenset() if params.ignore_eos else frozenset(self.manifest.tokens.eos)
+        text = None if prompt is None else prompt.text
+
+        def new_stream() -> TextStream:
+            readers = None if text is None else self.tooling.readers(request, text)
+            return TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens, readers=readers)
+
+        beams = None
+        if request.beams > 1:
+            beams = Beams(
+                self._decoding.beam_decoder(request, params, end_ids, max_tokens, new_stream),
+                new_stream,
+                request.n_best,
+            )
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=self._decoding.decoder(request, params, ids, None if prompt is None else prompt.text),
-            stream=TextStream(
-                self.tokenizer,
-                params,
-                end_ids=end_ids,
-                max_tokens=max_tokens,
-                readers=None if prompt is None else self.tooling.readers(request, prompt.text),
-            ),
+            decoder=self._decoding.decoder(request, params, ids, text) if beams is None else beams.decoder,
+            stream=new_stream(),
             emit=emit,
             submitted=submitted,
             window=self._window,
@@ -122,7 +136,14 @@ class Intake:
             priority=request.priority,
             timeout_s=request.timeout_s,
             reader=reader,
+            beams=beams,
         )
+
+    def _refuse_far_beyond(self, limit: int, text: str | None) -> None:
+        """Raises `ContextLengthError` for a text of which a small part is too long: all of it would take long to encode."""
+        tokens = None if text is None else self.tokenizer.estimate_beyond(text, limit)
+        if tokens is not None:
+            raise ContextLengthError(tokens, limit)
 
     def _reader(self, request: Request, ids: list[int]) -> Reader | None:
         """What reads a request that gets no answer."""

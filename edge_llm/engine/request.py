@@ -11,10 +11,12 @@ from edge_llm.config import CONTEXT_POLICIES
 from edge_llm.errors import ParameterError
 from edge_llm.messages import TOOL_CHOICES, Message, Tool
 from edge_llm.sampling.grammar import Grammar, parse_schema
-from edge_llm.sampling.params import SamplingParams
+from edge_llm.sampling.params import SamplingParams, beyond_beams
 
 MAX_TOOLS = 128
 MAX_CHOICES = 256
+MAX_BEAMS = 64
+MAX_LENGTH_PENALTY = 10.0
 EMBEDDINGS = ("mean", "last")
 PRIORITIES = ("interactive", "normal", "batch")
 """the most urgent first"""
@@ -35,6 +37,10 @@ class RequestOptions(TypedDict, total=False):
     timeout_s: float | None
     embedding: str | None
     choices: tuple[str, ...]
+    beams: int
+    length_penalty: float
+    early_stopping: bool
+    n_best: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,15 @@ class Request:
     choices: tuple[str, ...] = ()
     """no answer of the model's own, but how probable each of these labels is as one; nothing is sampled"""
 
+    beams: int = 1
+    """2 and more: nothing is sampled, but the most probable answer looked for along so many at a time, each in a slot"""
+    length_penalty: float = 1.0
+    """answers are compared by log-probability / tokens ** length_penalty: larger ones favour long answers, 0 short ones"""
+    early_stopping: bool = False
+    """end as soon as there are as many answers as beams, though a beam that still runs may become a better one"""
+    n_best: int = 1
+    """how many of the answers are told in `Finished.beams`"""
+
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.messages, self.text, self.token_ids)) != 1:
             raise ParameterError("a request takes exactly one of messages, text and token_ids")
@@ -80,6 +95,8 @@ class Request:
             raise ParameterError(f"the text to continue must be a str, not {type(self.text).__name__}")
         if self.messages is not None and not all(isinstance(message, Message) for message in self.messages):
             raise ParameterError("messages must be Message values", hint="for example [Message.user('Hello')]")
+        if not isinstance(self.params, SamplingParams):
+            raise ParameterError("params must be SamplingParams", hint="for example SamplingParams(temperature=0.7)")
         if self.response_format is not None and not isinstance(self.response_format, Grammar):
             raise ParameterError("response_format must be a Grammar", hint="for example Grammar.json_schema({...})")
         if self.messages == ():
@@ -94,6 +111,7 @@ class Request:
         if self.priority not in PRIORITIES:
             raise ParameterError(f"priority must be {', '.join(PRIORITIES)}, not {self.priority!r}")
         self._check_reading()
+        self._check_beams()
         timeout = self.timeout_s
         if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < math.inf):
             raise ParameterError(f"timeout_s must be a number above 0, or None, not {timeout!r}")
@@ -110,6 +128,34 @@ class Request:
         others = (self.response_format is not None, self.tools, self.choices, self.embedding is not None)
         if (self.choices or self.embedding is not None) and sum(map(bool, others)) > 1:
             raise ParameterError("embedding, choices, tools and response_format exclude one another")
+
+    def _check_beams(self) -> None:
+        """Whether beams are a number of them, and nothing is asked for that they do not do."""
+        if type(self.beams) is not int or not 1 <= self.beams <= MAX_BEAMS:
+            raise ParameterError(f"beams must be a whole number from 1 to {MAX_BEAMS}, not {self.beams!r}")
+        if type(self.n_best) is not int or not 1 <= self.n_best <= self.beams:
+            raise ParameterError(f"n_best must be a whole number from 1 to the {self.beams} beams, not {self.n_best!r}")
+        penalty = self.length_penalty
+        if type(penalty) not in (int, float) or not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+            raise ParameterError(f"length_penalty must be a number from -10 to 10, not {penalty!r}")
+        if not isinstance(self.early_stopping, bool):
+            raise ParameterError("early_stopping must be True or False")
+        if self.beams == 1:
+            if penalty != 1.0 or self.early_stopping:
+                raise ParameterError("length_penalty and early_stopping need beams")
+            return
+        others = {
+            "tools": self.tools,
+            "response_format": self.response_format,
+            "embedding": self.embedding,
+            "choices": self.choices,
+            "context_policy slide": self.context_policy == "slide",
+        }
+        refused = [name for name, given in others.items() if given] + beyond_beams(self.params)
+        if refused:
+            raise ParameterError(
+                f"beams do not combine with {', '.join(refused)}", hint="leave it out, or ask without beams"
+            )
 
     def _check_tools(self) -> None:
         if not isinstance(self.tools, tuple) or not all(isinstance(tool, Tool) for tool in self.tools):

@@ -10,7 +10,7 @@ from functools import cached_property
 from edge_llm.engine.pace import Pace
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
-from edge_llm.errors import QueueFullError
+from edge_llm.errors import ParameterError, QueueFullError
 from edge_llm.model.step import Segment, Step
 
 _FIRST_GUESS_S = 1.0  # how long a request runs
@@ -20,11 +20,25 @@ _STEP_BACK_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One sequence's part of a step. The last `drafts` tokens of `segment` are guesses."""
+    """One sequence's part of a step. The last `drafts` tokens of `segment` are guesses. `others` are like it, for branches
+    beside the first."""
 
     sequence: Sequence
     segment: Segment
     drafts: int
+    others: tuple[Segment, ...] = ()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self.segment, *self.others)
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def logit_rows(self) -> int:
+        return sum(segment.logit_rows for segment in self.segments)
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,11 @@ class Plan:
 
     shares: tuple[Share, ...]
     answered: int = 0
+
+    @property
+    def answers(self) -> int:
+        """What goes on in the first shares: one answer each, or several branches of it."""
+        return sum(len(share.segments) for share in self.shares[: self.answered])
 
     @property
     def prompt_rows(self) -> int:
@@ -45,7 +64,7 @@ class Plan:
 
     @cached_property
     def step(self) -> Step:
-        return Step(tuple(share.segment for share in self.shares))
+        return Step(tuple(segment for share in self.shares for segment in share.segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +123,7 @@ class Scheduler:
 
     def _check_room(self, priority: str, prompt_tokens: int) -> None:
         slots = self._capacity.slots
-        free = slots - len(self._running)
+        free = slots - self.used_slots
         try:
             self._waiting.check_room(priority, prompt_tokens, free=free, retry_s=self._mean_s / slots)
         except QueueFullError:
@@ -131,7 +150,7 @@ class Scheduler:
         if first is None or self._fits(first):
             return []
         for sequence in sorted(self._running, key=lambda running: running.urgency, reverse=True):
-            if sequence.rank > first.rank and sequence.urgency_if_parked > first.urgency:
+            if sequence.beams is None and sequence.rank > first.rank and sequence.urgency_if_parked > first.urgency:
                 victims.append(sequence)
                 if self._fits(first, without=victims):
                     return victims
@@ -152,13 +171,32 @@ class Scheduler:
     def _fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
         """Whether it can run beside those who do, but for those `without` whom it is to be."""
         others = [running for running in self._running if running not in without]
-        if len(others) >= self._capacity.slots:
+        if _slots(*others, sequence) > self._capacity.slots:
             return False
         return self._capacity.kv_bytes is None or self.reserved_bytes(sequence, *others) <= self._capacity.kv_bytes
 
     def reserved_bytes(self, *sequences: Sequence) -> int:
         """Bytes of keys and values that these may come to hold."""
-        return sum(self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+        return sum(one.width * self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+
+    @property
+    def used_slots(self) -> int:
+        """Slots of those who run, also such as their branches will need."""
+        return _slots(*self._running)
+
+    def check_fits(self, sequence: Sequence) -> None:
+        """Raises `ParameterError` if its branches are too many or too large even if nobody else runs."""
+        if sequence.width > self._capacity.slots:
+            raise ParameterError(
+                f"{sequence.width} beams need as many slots, this engine has {self._capacity.slots}",
+                hint="ask for fewer beams, or open the engine with more slots",
+            )
+        needed, most = self.reserved_bytes(sequence), self._capacity.kv_bytes
+        if most is not None and needed > most:
+            raise ParameterError(
+                f"{sequence.width} beams may take {needed >> 20} MiB of keys and values, this engine has {most >> 20}",
+                hint="lower max_tokens or the number of beams",
+            )
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -181,14 +219,15 @@ class Scheduler:
         """
         decoding = [sequence for sequence in self._running if sequence.phase is Phase.DECODE]
         shares: list[Share] = []
-        rows = self._max_rows
-        for i, sequence in enumerate(decoding, 1):
-            share = _share(sequence, rows - (len(decoding) - i))
+        rows, behind = self._max_rows, _slots(*decoding)
+        for sequence in decoding:
+            behind -= sequence.width
+            share = _share(sequence, rows - behind)
             shares.append(share)
-            rows -= share.segment.rows
+            rows -= share.rows
         prompts = [sequence for sequence in self.reading() if sequence not in waiting]
         if prompts:
-            rows = min(rows, self._pace.prompt_rows(len(decoding), prompts[0].committed))
+            rows = min(rows, self._pace.prompt_rows(_slots(*decoding), prompts[0].committed))
         for sequence in prompts:
             if rows > 0:
                 share = _share(sequence, rows)
@@ -203,9 +242,16 @@ class Scheduler:
         return sorted(prompts, key=lambda sequence: sequence.urgency + sequence.pending * _STEP_BACK_S)
 
 
+def _slots(*sequences: Sequence) -> int:
+    return sum(one.width for one in sequences)
+
+
 def _share(sequence: Sequence, rows: int) -> Share:
     """As much of `sequence` as fits into `rows`; logits, and drafts after it, only where its tokens end."""
     assert sequence.slot is not None
+    if sequence.branches:
+        first, *others = (Segment(one.slot, sequence.committed, one.ids[-1:], 1) for one in sequence.branches)
+        return Share(sequence, first, 0, tuple(others))
     count = min(sequence.pending, rows)
     tokens = sequence.ids[sequence.committed : sequence.committed + count]
     if sequence.reader is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from edge_llm.engine.beams import Beams, Branch
 from edge_llm.engine.reader import MAX_CHOICE_TOKENS, Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
@@ -57,6 +58,7 @@ class Sequence:
     __slots__ = (
         "__weakref__",
         "accepted_drafts",
+        "beams",
         "cached",
         "cancelled",
         "committed",
@@ -99,10 +101,12 @@ class Sequence:
         priority: str = "normal",
         timeout_s: float | None = None,
         reader: Reader | None = None,
+        beams: Beams | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
         lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
-        that a grammar has a say in where the answer ends; a `reader` takes the place of an answer."""
+        that a grammar has a say in where the answer ends; a `reader` takes the place of an answer; `beams` are what the
+        decoder looks along."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -117,6 +121,7 @@ class Sequence:
         self.priority = priority
         self.deadline = None if timeout_s is None else submitted + timeout_s
         self.reader = reader
+        self.beams = beams
         self.slot: int | None = None
         self.to_read = self.prompt_tokens
         """ids that must be in the cache before the answer begins, or goes on"""
@@ -138,8 +143,24 @@ class Sequence:
         return Phase.PREFILL if given else Phase.DECODE
 
     @property
+    def width(self) -> int:
+        """Slots that it needs."""
+        return 1 if self.beams is None else self.beams.width
+
+    @property
+    def branches(self) -> list[Branch]:
+        """What it goes on as, of which `ids` and `slot` are one; empty while there is only that."""
+        return [] if self.beams is None else self.beams.branches
+
+    @property
+    def slots(self) -> list[int]:
+        """All that it has."""
+        own = [] if self.slot is None else [self.slot]
+        return [branch.slot for branch in self.branches] or own
+
+    @property
     def most_rows(self) -> int:
-        """Rows that it may come to have."""
+        """Rows that it may come to have, in each of its slots."""
         return self.prompt_tokens + (self.max_tokens if self.reader is None else MAX_CHOICE_TOKENS)
 
     @property
@@ -222,6 +243,7 @@ class Sequence:
             tool_calls=calls,
             invalid_tool_calls=self.stream.invalid_tool_calls,
             **({} if self.reader is None else self.reader.results()),
+            beams=() if self.beams is None else self.beams.results(),
         )
 
     def _timings(self, now: float) -> Timings:

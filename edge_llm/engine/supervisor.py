@@ -17,7 +17,7 @@ from typing import Any
 from edge_llm.config import EngineConfig
 from edge_llm.engine.child_process import ChildProcess
 from edge_llm.engine.codec import WireError
-from edge_llm.engine.handle import Mailbox
+from edge_llm.engine.handle import Mailbox, Wakes
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.protocol import Answer, Cancel, Close, Closed, Failed, Happened, Loading, Open, Ready, Reply
 from edge_llm.engine.wire import frame
@@ -229,8 +229,7 @@ class Supervisor:
         ready_at, reason, heard_all = None, None, False
         try:
             while reason is None and (values := child.channel.receive()):
-                for value in values:
-                    reason = self._take(value) or reason
+                reason = self._take_all(values)
                 if ready_at is None and self._phase is Phase.READY:
                     ready_at = self._clock()
             heard_all = reason is None
@@ -244,7 +243,17 @@ class Supervisor:
             how = child.end(GRACE_S if self._closing else _DYING_S)
         return 0.0 if ready_at is None else self._clock() - ready_at, reason or how
 
-    def _take(self, message: Any) -> EdgeLLMError | None:
+    def _take_all(self, messages: list[Any]) -> EdgeLLMError | None:
+        """As `_take`; readers are woken together."""
+        reason, wakes = None, Wakes()
+        try:
+            for message in messages:
+                reason = self._take(message, wakes) or reason
+        finally:
+            wakes.send()
+        return reason
+
+    def _take(self, message: Any, wakes: Wakes) -> EdgeLLMError | None:
         """What a message means; the error if it is the last one."""
         match message:
             case Happened(number, event):
@@ -253,7 +262,7 @@ class Supervisor:
                 with self._changed:
                     reader = self._readers.pop(number, None) if last else self._readers.get(number)
                 if reader is not None:
-                    reader.put(event)
+                    reader.put(event, wakes)
                 return fatal
             case Reply(number, answer):
                 fatal = self._fatal(answer)

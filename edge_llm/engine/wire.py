@@ -13,10 +13,10 @@ from typing import Any, get_args
 from edge_llm.config import EngineConfig
 from edge_llm.engine.codec import WireError, tagged
 from edge_llm.engine.info import EngineInfo
-from edge_llm.engine.protocol import FromEngine, ToEngine
+from edge_llm.engine.protocol import FromEngine, Happened, ToEngine
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError
-from edge_llm.messages import Event
+from edge_llm.messages import Event, TextDelta
 
 MAX_FRAME_BYTES = 64 << 20
 _HEADER_BYTES = 4
@@ -41,7 +41,7 @@ def decode(raw: object) -> Any:
 
 def frame(values: Iterable[object]) -> bytes:
     """Several values as one frame. Raises `WireError` if one cannot be written, or all are more than a frame may hold."""
-    text = json.dumps([encode(value) for value in values], ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps([_packed(value) for value in values], ensure_ascii=False, separators=(",", ":"))
     data = text.encode("utf-8", "surrogatepass")
     if len(data) > MAX_FRAME_BYTES:
         raise WireError(f"{len(data)} bytes, more than the {MAX_FRAME_BYTES} of a frame")
@@ -79,4 +79,19 @@ def _values(payload: bytearray) -> list[Any]:
         raise WireError("a frame that is no JSON") from None
     if not isinstance(raw, list):
         raise WireError("a frame that is no list")
-    return [decode(item) for item in raw]
+    return [_unpacked(item) for item in raw]
+
+
+def _packed(value: object) -> Any:
+    """As `encode`, but for what there is most of: more text of a request is its number and the text."""
+    if type(value) is Happened and type(value.event) is TextDelta:
+        number, text = value.id, value.event.text
+        if not value.event.tokens and type(number) is int and type(text) is str:
+            return [number, text]
+    return encode(value)
+
+
+def _unpacked(raw: object) -> Any:
+    if type(raw) is list and len(raw) == 2 and type(raw[0]) is int and type(raw[1]) is str:
+        return Happened(raw[0], TextDelta(raw[1]))
+    return decode(raw)

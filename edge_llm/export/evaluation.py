@@ -7,6 +7,7 @@ that want one; in each, every token but the first is predicted from those before
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
+from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.errors import ParameterError
 from edge_llm.export.reference_graph import write_reference
+from edge_llm.export.static_export import static_form
 from edge_llm.kernels.layout import KvType
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.providers import open_graph
 from edge_llm.model.session import Session
+from edge_llm.model.static_session import StaticSession
 from edge_llm.model.step import Segment, Step
 from edge_llm.model.stock_session import StockSession
 
@@ -58,9 +63,13 @@ def evaluate(
     threads: int,
     window: int = 512,
     reference: bool = False,
+    provider: str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate the model in `folder` on `token_ids`. Raises `ParameterError` for fewer than two tokens or a bad window."""
+    """Evaluate the model in `folder` on `token_ids`: in the ring layout, or in the static one on `provider`.
+
+    Raises `ParameterError` for fewer than two tokens or a bad window.
+    """
     manifest = ModelManifest.read(folder)
     if not 2 <= window <= manifest.dimensions.context:
         raise ParameterError(
@@ -77,7 +86,24 @@ def evaluate(
             StockSession(write_reference(folder, Path(scratch), window=window), threads=threads) if reference else None
         )
         totals, done = _Totals(), 0
-        for ids, first, logits in _ring_logits(folder, manifest, windows, kernels, geometry, kv_type, threads):
+        context = max(len(ids) for ids in windows)
+        chunk = min(context, _CHUNK_ROWS)
+        if provider is None:
+            cache = KVCache(geometry, slots=1, context=context, kv_type=kv_type, max_chunk=chunk)
+            session: Session | StaticSession = Session(
+                folder,
+                manifest,
+                kernels=kernels,
+                cache_descriptor=cache.descriptor_address,
+                max_rows=chunk,
+                threads=threads,
+            )
+        else:
+            cache = KVCache(geometry, slots=1, context=context, kv_type=KvType.F32, max_chunk=chunk, storage=PlainRows)
+            form = static_form(folder, manifest)
+            graph = open_graph(provider, form, threads=threads)
+            session = StaticSession(folder, form, manifest, graph=graph, cache=cache, max_rows=chunk)
+        for ids, first, logits in _logits(session, cache, windows, chunk):
             if first == 0:
                 hidden = stock.hidden_states(ids) if stock else None
                 done += 1
@@ -90,23 +116,11 @@ def evaluate(
     return totals.result(window, reference)
 
 
-def _ring_logits(
-    folder: Path,
-    manifest: ModelManifest,
-    windows: list[np.ndarray],
-    kernels: KernelLibrary,
-    geometry: CacheGeometry,
-    kv_type: KvType,
-    threads: int,
+def _logits(
+    session: Session | StaticSession, cache: KVCache, windows: list[np.ndarray], rows: int
 ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """(ids of a window, first row, logits of some rows from there on), window by window."""
-    context = max(len(ids) for ids in windows)
-    rows = min(context, _CHUNK_ROWS)
-    cache = KVCache(geometry, slots=1, context=context, kv_type=kv_type, max_chunk=rows)
-    session = Session(
-        folder, manifest, kernels=kernels, cache_descriptor=cache.descriptor_address, max_rows=rows, threads=threads
-    )
-    with session:
+    """(ids of a window, first row, logits of some rows from there on), window by window; then both are closed."""
+    with contextlib.closing(cache), contextlib.closing(session):
         for ids in windows:
             slot = cache.acquire()
             assert slot is not None
@@ -115,7 +129,6 @@ def _ring_logits(
                 yield ids, first, session.forward(Step((Segment(slot, first, chunk, logit_rows=len(chunk)),)))
                 cache.commit(slot, len(chunk))
             cache.release(slot)
-    cache.close()
 
 
 class _Totals:

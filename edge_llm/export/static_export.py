@@ -40,7 +40,7 @@ from edge_llm.model.static_session import StaticSession, golden_logits
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
 
-STAGE = "static form of the model"
+STAGE = "writing the model's static form (once)"
 _KEPT = 4
 _TEMPORARY_S = 3600
 _PARTIAL = ".partial-"

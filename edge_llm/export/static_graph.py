@@ -22,7 +22,6 @@ from edge_llm.model.static_folder import STATIC_GRAPH, STATIC_WEIGHTS, BlockMatr
 _OPSET = 21
 _IR_VERSION = 10
 _ALIGNMENT = 4096  # of a memory map
-_CENTRE_4BIT, _CENTRE_5BIT, _CENTRE_8BIT = 8, 16, 128
 
 
 def write_static(folder: Path, target: Path, form: StaticForm = StaticForm.BLOCKS) -> BlockMatrix:
@@ -147,8 +146,8 @@ class _StaticGraph(GraphRewriter):
         form = BlockFormat(attributes["bits"], block, bool(attributes["minimum"]))
         codes, scales = (self._stored(stored).reshape(group_count(outputs), -1) for stored in node.input[1:3])
         q, d, m = unpack_parts(codes, scales, form, outputs, inputs)
-        centre = _CENTRE_8BIT if m is None or (form.bits == 8 and q.max(initial=0) >= 32) else _CENTRE_5BIT
-        centre = _CENTRE_4BIT if form.bits == 4 else centre
+        used = 8 if m is None else max(1, int(q.max()).bit_length())  # of the bits: some types have 2, 3 or 5
+        centre = 1 << (used - 1)
         centred = (q.reshape(outputs, inputs).T.astype(np.int16) - centre).astype(np.int8)
         whole = self._op(
             "DequantizeLinear",

@@ -138,6 +138,7 @@ def import_model(
     one rename; on any error nothing of it stays. Raises `InputError` and its kinds.
     """
     from edge_llm.export.exporter import export_gguf
+    from edge_llm.install import golden  # an engine, which a start that imports nothing loads itself
 
     def report(stage: str, done: int, total: int) -> None:
         progress(f"importing {stage}", done, total)
@@ -154,6 +155,7 @@ def import_model(
             if not _unchanged(before, source.stat()):
                 raise IntegrityError(f"{source.name} changed while it was imported", hint="run the same command again")
             require_intact(folder, progress, digests=True)
+            golden.record(folder, progress)
             staging.publish(folder, store.path(name))
     except OSError as error:
         raise staging.storage_error(error, store.root) from None

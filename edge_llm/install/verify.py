@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_llm.errors import IntegrityError
 from edge_llm.install.digest import file_sha256
 from edge_llm.install.staging import Progress, quiet
-from edge_llm.model.manifest import MANIFEST_NAME, FileSpec, ModelManifest
+from edge_llm.model.manifest import GOLDEN_NAME, MANIFEST_NAME, FileSpec, ModelManifest
 
 
 class FileState(StrEnum):
@@ -67,7 +67,7 @@ def verify(folder: Path, progress: Progress = quiet, *, digests: bool = True) ->
     for name, spec in manifest.files.items():
         files[name] = _check_file(folder / name, spec, digests, partial(_advance, progress, done, total))
         done += spec.size
-    listed = {*manifest.files, MANIFEST_NAME}
+    listed = {*manifest.files, MANIFEST_NAME, GOLDEN_NAME}
     extra = tuple(sorted(entry.name for entry in folder.iterdir() if entry.name not in listed))
     return VerifyReport(manifest.name, folder, files, extra, digests)
 

@@ -23,6 +23,8 @@ GRAPH_NAME = "model.onnx"
 WEIGHTS_NAME = "weights.bin"
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
+GOLDEN_NAME = "golden.json"
+"""what the model said of a few prompts when it was imported; it may be missing, and no digest of it is kept"""
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_SYSTEM_PROMPT = 4096
 """characters"""

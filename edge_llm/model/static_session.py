@@ -161,9 +161,10 @@ class StaticSession:
         assert self._graph is not None
         start = 0
         while start < segment.rows:
-            alone = self._turn(segment.position + start) > 0
-            rows = segment.rows - start if not self._sinks else max(1, self._cache.context - segment.position - start)
-            count, filled = self._graph.sizes(1 if alone else min(rows, segment.rows - start))
+            rows = segment.rows - start
+            if self._sinks:
+                rows = min(rows, max(1, self._cache.context - segment.position - start))
+            count, filled = self._graph.sizes(rows)
             yield start, count, filled
             start += count
 
@@ -176,8 +177,11 @@ class StaticSession:
         """Run rows [start, start + count) of a segment and write their keys and values."""
         assert self._graph is not None
         slot, position = segment.slot, segment.position + start
-        for layer in self._layers:
-            layer.reserve(slot, position + count)
+        try:
+            for layer in self._layers:
+                layer.reserve(slot, position + count)
+        except MemoryError:
+            raise SessionError(f"there is no memory for {position + count} rows of keys and values") from None
         inputs = self._rope(np.arange(position, position + filled))
         inputs["embedded"] = np.zeros((filled, self.hidden), np.float32)
         inputs["embedded"][:count] = self._embedding.rows(np.array(segment.token_ids[start : start + count]))

@@ -7,7 +7,7 @@ the decoder the logits that follow the last token and each draft. What fits this
     speculative                        proposes drafts, accepts its own choices for as long as they equal the drafts
     triggered                          sampled, but for parts of the answer that a grammar rules
     grammar                            masks each row; what the grammar leaves no choice about comes back as `forced`
-    beam                               one decoder over several branches of a sequence: row j follows branch j
+    beam                               accepts nothing until the end, but tells which branches the sequence goes on with
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class Selection:
     """tokens that must follow and need no choice: the next step runs them before it asks for logits"""
     finish: FinishReason | None = None
     """the decoder has nothing to add after these tokens"""
+    branches: tuple[tuple[int, int], ...] = ()
+    """the sequence goes on in as many ways: (the branch that each follows, its next token). Of the next logits row j follows
+    branch j"""
 
 
 class Decoder(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from edge_llm.errors import ParameterError
@@ -154,3 +154,14 @@ class SamplingParams:
         if "top_k" in unset:
             unset["top_k"] = int(unset["top_k"])
         return replace(self, **unset)
+
+
+_WITH_BEAMS = ("max_tokens", "stop", "ignore_eos", "seed")
+
+
+def beyond_beams(params: SamplingParams) -> list[str]:
+    """Names of the fields that ask for something that beam search does not do: it takes what is most probable."""
+    greedy = {"temperature": 0.0}
+    given, nothing = params.with_defaults(greedy), SamplingParams().with_defaults(greedy)
+    names = [field.name for field in fields(params) if field.name not in _WITH_BEAMS]
+    return [name for name in names if getattr(given, name) != getattr(nothing, name)]

@@ -35,14 +35,11 @@ _Address = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 class PlainKernels:
     """Where a Sampler finds `sample_row`, as in a library of compiled kernels."""
 
-    def __init__(self) -> None:
-        self._function = _Address(_sample_row)  # kept: its address is handed out
-
     def address(self, name: str) -> int:
         """Address of the C function `name`; raises `KernelError` for any other than sample_row."""
         if name != "sample_row":
             raise KernelError(f"no kernel is called {name!r}")
-        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        return ctypes.cast(_FUNCTION, ctypes.c_void_p).value or 0
 
 
 def _sample_row(address: int) -> int:
@@ -50,6 +47,10 @@ def _sample_row(address: int) -> int:
         return int(_Row(address).sample())
     except Exception:  # nobody hears of one that leaves a callback
         return SampleStatus.BAD_CALL
+
+
+_FUNCTION = _Address(_sample_row)
+"""lives as long as the process, for whoever has its address may call"""
 
 
 def _array(address: int, count: int, kind: Any) -> np.ndarray:

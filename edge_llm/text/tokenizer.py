@@ -123,6 +123,14 @@ class Tokenizer:
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return self._encode(text, begins=begins)
 
+    def estimate_beyond(self, text: str, most: int) -> int | None:
+        """About how many tokens a long text has whose beginning alone has more than `most`; None if that is not so."""
+        part = text[: 8 * most]
+        if len(text) < 2 * len(part):
+            return None
+        tokens = len(self.encode_content(part))
+        return tokens * len(text) // len(part) if tokens > most else None
+
     def encode_scaffold(self, text: str) -> list[int]:
         """Ids of what we wrote ourselves: added tokens are recognised."""
         return self.encode_prompt(RenderedPrompt(text, SCAFFOLD * len(text)))

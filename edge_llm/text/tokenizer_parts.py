@@ -8,6 +8,7 @@ A model of type "SentencePiece" is our importer's own: `pieces`, texts by id; th
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
@@ -68,8 +69,12 @@ def build_encoder(
         core.pre_tokenizer = _pre_tokenizer(_part(document, "pre_tokenizer"))
     core.add_tokens([AddedToken(text, normalized=False) for text in whole])
 
+    # one text at a time: threads of the library would only be in the way of those that compute, and of a fork
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
     def encode(text: str, *, begins: bool = True) -> list[int]:
-        ids: list[int] = core.encode(text, add_special_tokens=False).ids
+        # the one call that lets other threads of Python run meanwhile, and it notes no offsets
+        ids: list[int] = core.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     return encode

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
-from edge_llm.cache.tiled_rows import LayerGeometry
+from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.errors import ParameterError
 from edge_llm.kernels.layout import CACHE_MAGIC, MAX_POSITION, TILE, UNBOUNDED, Cache, CacheLayer, KvType
 from tests.cache.rig import (
     CONTEXT,
     GEOMETRY,
+    MAX_CHUNK,
     append,
     descriptor,
     layer_record,
@@ -82,6 +83,47 @@ def test_fork_copies_rows_at_any_length(length: int) -> None:
     assert cache.length(target) == length
     assert serves(cache, target, list(range(length)))
     assert serves(cache, source, list(range(CONTEXT)))
+
+
+@pytest.mark.parametrize("length", [10, TILE, TILE + 9, 150, 200, 300, 3 * CONTEXT])
+def test_rows_that_both_have_are_not_copied(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forks of one conversation, in layers whose rings wrap; both slide at the greatest length."""
+    copied: list[int] = []
+    copy = TiledRows.copy
+
+    def counted(self: TiledRows, source: int, target: int, tiles: np.ndarray) -> None:
+        copied.append(int(tiles.sum()))
+        copy(self, source, target, tiles)
+
+    for apart in (1, 9, TILE, TILE + 1):
+        cache = make()
+        source, target = taken(cache), taken(cache)
+        same = max(0, length - apart)
+        append(cache, source, list(range(same)))
+        assert cache.fork(source, target, same)
+        append(cache, source, list(range(same, length)))
+        append(cache, target, list(range(2000, 2000 + length - same)))
+        copied.clear()
+        monkeypatch.setattr(TiledRows, "copy", counted)
+        assert cache.fork(source, target, length, same=same)
+        monkeypatch.undo()
+        assert max(copied) <= -(-apart // TILE) + 1
+        append(cache, target, [7] * 3)
+        assert serves(cache, target, [*range(length), *[7] * 3])
+        assert serves(cache, source, list(range(length)))
+
+
+def test_a_slot_that_was_written_further_gets_all_rows() -> None:
+    """Rejected rows of the target have overwritten some that both had."""
+    cache = make()
+    source, target = taken(cache), taken(cache)
+    append(cache, source, list(range(190)))
+    assert cache.fork(source, target, 190)
+    write(cache, target, 190, [7] * MAX_CHUNK)
+    assert cache.fork(source, target, 190, same=189)
+    assert cache.truncate(target, 100)
+    append(cache, target, [7])
+    assert serves(cache, target, [*range(100), 7])
 
 
 def test_layers_refuse_together_when_one_has_lost_rows() -> None:

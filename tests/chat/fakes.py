@@ -110,12 +110,13 @@ class FakeBackend:
         context: int | None = 8192,
         load: Callable[[Progress], EdgeLLMError | None] | None = None,
         loading: asyncio.Event | None = None,
+        notice: str = "",
     ) -> None:
         """With `held`, an answer's events come by `step` only; the model is there once `loading` is set."""
         self.wanted = name
         self._answers = [answer_of(answer) if isinstance(answer, str) else answer for answer in answers or ("Hello.",)]
         self._held, self._load, self._loading = held, load, loading
-        self._context = context
+        self._context, self._notice = context, notice
         self.asked: list[Ask] = []
         self.answers: list[FakeAnswering] = []
         self.closed = False
@@ -126,7 +127,7 @@ class FakeBackend:
             await self._loading.wait()
         if self._load is not None and (error := self._load(progress)) is not None:
             raise error
-        return ModelInfo(self.wanted, self._context, DIGEST, inspects=True, forks=True)
+        return ModelInfo(self.wanted, self._context, DIGEST, inspects=True, forks=True, notice=self._notice)
 
     async def answer(self, ask: Ask) -> FakeAnswering:
         self.asked.append(ask)

@@ -55,6 +55,13 @@ async def closed(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
+def test_a_model_that_does_not_run_as_asked_says_so() -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        await wait_until(lambda: "the CPU computes" in shown(pilot), pilot)
+
+    run(body, FakeBackend("a", notice="the CPU computes"))
+
+
 # --- answers and branches ---
 
 
@@ -411,6 +418,11 @@ def test_another_model_and_another_theme() -> None:
     app = ChatApp(first, Store(None), connect=connect)
 
     async def body(pilot: Pilot[None]) -> None:
+        await command(pilot, "/model nope")
+        await settle(pilot)
+        assert not first.closed  # what is loaded stays
+        await say(pilot, "still there?")
+        assert texts(pilot)[-1] == "a"
         await command(pilot, "/model other-2b")
         await settle(pilot)
         assert first.closed

@@ -19,7 +19,7 @@ from edge_llm_cli.answer import EngineOptions
 from edge_llm import errors
 from edge_llm.engine.handle import Handle, Mailbox
 from edge_llm.errors import ContextLengthError
-from edge_llm.messages import Choice, Finished, FinishReason, Message, TextDelta, Timings, Usage
+from edge_llm.messages import Beam, Choice, Finished, FinishReason, Message, TextDelta, Timings, Usage
 from edge_llm.sampling.params import SamplingParams
 
 
@@ -47,6 +47,7 @@ class StubEngine:
         self.announce = announce  # after so many pieces a line on stderr says so
         self.options: EngineOptions | None = None
         self.choices: tuple[Choice, ...] = ()
+        self.beams: tuple[Beam, ...] = ()
         self.asked: list[tuple[list[Message] | str, SamplingParams]] = []
         self.requested: list[dict[str, object]] = []
 
@@ -89,7 +90,7 @@ class StubEngine:
         seed = 5 if params.seed is None else params.seed
         usage = Usage(7, said, 2)
         forgotten = {"forgotten": self.forgotten, "forgotten_tokens": self.forgotten_tokens}
-        mailbox.put(Finished(reason, usage, timings, seed, choices=self.choices, **forgotten))
+        mailbox.put(Finished(reason, usage, timings, seed, choices=self.choices, beams=self.beams, **forgotten))
 
 
 def opener(engine: StubEngine):

@@ -8,7 +8,19 @@ from edge_llm_cli import doctor
 
 from edge_llm.errors import SessionError
 
-SECTIONS = ["versions", "cpu", "threads", "memory", "onnxruntime", "kernels", "folders", "models", "runs", "problems"]
+SECTIONS = [
+    "versions",
+    "cpu",
+    "threads",
+    "memory",
+    "onnxruntime",
+    "kernels",
+    "providers",
+    "folders",
+    "models",
+    "runs",
+    "problems",
+]
 
 
 def test_it_says_what_would_run_and_changes_nothing(invoke, own_home: Path) -> None:
@@ -36,7 +48,9 @@ def test_a_fault_is_a_finding_and_hides_nothing(invoke, monkeypatch: pytest.Monk
     monkeypatch.setattr("edge_llm.model.ort_capi.library_path", fail)
     value = json.loads(invoke("doctor", "--json").stdout)
     assert value["onnxruntime"] == {"error": "onnxruntime is not installed"}
-    assert value["runs"]["layout"].startswith("nothing")
+    assert value["runs"]["layout"].startswith(
+        "static, on the CPU by stock ops, which is slower: see the errors of onnxr"
+    )
     assert value["threads"]["used"] >= 1
 
 

@@ -56,6 +56,29 @@ def test_a_gguf_file_answers_and_is_imported_once(tiny_gguf: Path, own_home: Pat
     assert by_name.stdout.rstrip("\n") == value["text"].rstrip("\n")
 
 
+def test_doctor_tells_whether_a_model_still_says_what_it_said(tiny_gguf: Path, own_home: Path) -> None:
+    def found() -> tuple[int, dict[str, object]]:
+        result = program("doctor", "--quality", "--json")
+        value = json.loads(result.stdout)
+        assert value["problems"] == {} or list(value["problems"]) == ["quality tiny"]
+        return result.returncode, value["quality"]["tiny"]
+
+    assert program("import", str(tiny_gguf), "--name", "tiny").returncode == 0
+    assert found() == (0, {"state": "as imported", "kl": 0.0, "worst_kl": 0.0})
+    file = own_home / "data" / "models" / "tiny" / "golden.json"
+    said = json.loads(file.read_text())
+    for prompt in said["prompts"]:
+        prompt["logprobs"] = [[token_id, 100 * logprob] for token_id, logprob in prompt["logprobs"]]
+    file.write_text(json.dumps(said))
+    code, facts = found()
+    assert code == 1
+    assert str(facts["state"]).startswith("says something else than at import: KL ")
+    file.write_text("{")
+    assert found() == (1, {"state": "golden.json is damaged"})
+    file.unlink()
+    assert found() == (0, {"state": "imported before this was stored: import it again"})
+
+
 def test_no_network_is_needed_or_touched(tiny_folder: Path) -> None:
     alone = ("unshare", "--map-root-user", "--net")
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode != 0:

@@ -12,7 +12,7 @@ from edge_llm_cli import answer
 from edge_llm_cli import run as run_verb
 from edge_llm_cli.run import peak_rss_mb
 
-from edge_llm.messages import Choice, Message
+from edge_llm.messages import Beam, Choice, Message
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from tests.cli.conftest import ROOT, stub_command
@@ -171,6 +171,38 @@ def test_probabilities_of_choices_are_told(invoke, engine) -> None:
     assert (result.stdout, result.stderr) == ("no\n", "no 0.750, yes 0.250\n")
     told = json.loads(invoke("run", "Hi", "--choices", "yes,no", "--json").stdout)["choices"]
     assert told[1] == {"label": "yes", "logprob": -1.5, "probability": 0.25}
+
+
+def test_beams_arrive_and_all_that_were_found_are_shown(invoke, engine) -> None:
+    engine.pieces = ["no"]
+    engine.beams = (Beam("no", (5,), -0.25, -0.125), Beam("not\x1b[2J", (6, 7), -1.5, -0.5))
+    result = invoke("run", "Hi", "--beams", "4", "--length-penalty", "2", "--n-best", "2", "--early-stopping")
+    assert (result.stdout, result.stderr) == ("no\n\nnot\x1b[2J\n", "scores -0.125, -0.500\n")
+    options = {"beams": 4, "length_penalty": 2.0, "n_best": 2, "early_stopping": True}
+    assert engine.requested[-1].items() >= options.items()
+    assert engine.options.slots == 4
+    told = json.loads(invoke("run", "Hi", "--raw", "--beams", "2", "--n-best", "2", "--json").stdout)["beams"]
+    assert told[1] == {"text": "not\x1b[2J", "token_ids": [6, 7], "logprob": -1.5, "score": -0.5}
+    engine.beams = ()
+    assert "beams" not in json.loads(invoke("run", "Hi", "--json").stdout)
+    assert engine.options.slots is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--beams", "2", "--temperature", "0.5"], "beams do not combine with temperature"),
+        (["--beams", "2", "--choices", "a,b"], "beams do not combine with choices"),
+        (["--beams", "2000"], "--beams must be a whole number from 1 to 64"),
+        (["--n-best", "2"], "--n-best must be a whole number from 1 to the 1 beams"),
+        (["--length-penalty", "2"], "need beams"),
+    ],
+)
+def test_beams_that_cannot_be_are_refused_before_a_model_is_loaded(invoke, engine, options, told) -> None:
+    result = invoke("run", "Hi", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+    assert engine.options is None
 
 
 def test_a_schema_that_is_none_is_refused_before_anything_runs(invoke, engine, tmp_path: Path) -> None:

@@ -59,6 +59,40 @@ def test_what_comes_up_while_it_writes_goes_out_together(ends: tuple[Channel, so
     assert rest == frame([Cancel(i) for i in range(200)])
 
 
+def test_who_sends_at_once_waits_for_nobody_and_keeps_the_order(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    channel.send_now([Cancel(0), Cancel(1)])
+    expected = [Cancel(0), Cancel(1)]
+    assert other.recv(1 << 16) == frame(expected), "it is there already, in one frame"
+    large = Happened(0, TextDelta("x" * (1 << 22)))
+    sent: list[object] = [large]  # far more than the connection takes: most of it stays for the other thread
+    channel.send_now([large])
+    for i in range(1000):
+        sent.append(Cancel(i))
+        if i % 3:
+            channel.send_now([Cancel(i)])
+        else:
+            channel.send(Cancel(i))
+    channel.send_now([Cancel(7)] * 1000)
+    sent += [Cancel(7)] * 1000
+    finishing = threading.Thread(target=channel.finish)
+    finishing.start()
+    assert FrameReader().feed(everything(other)) == sent
+    finishing.join()
+
+
+def test_who_sends_at_once_hears_what_cannot_be_written(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    with pytest.raises(WireError):
+        channel.send_now([object()])
+    channel.send_now([Cancel(1)])
+    assert other.recv(1 << 16) == frame([Cancel(1)])
+    other.close()
+    channel.send_now([Cancel(2)])
+    channel.send_now([Cancel(3)])  # nobody reads: lost, as with `send`
+    assert channel.receive() == []
+
+
 def test_a_reader_that_has_gone_stops_nobody(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     other.close()

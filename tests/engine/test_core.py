@@ -21,6 +21,7 @@ from edge_llm.errors import (
     EdgeLLMError,
     EngineStoppedError,
     GenerationError,
+    ParameterError,
     QueueFullError,
     SessionError,
 )
@@ -61,6 +62,7 @@ def ask(
     *,
     priority: str = "normal",
     timeout_s: float | None = None,
+    beams: int = 1,
     **params: object,
 ) -> Asked:
     """Enqueue a prompt: ids, or a number of ids that are like no other number's."""
@@ -71,6 +73,7 @@ def ask(
         params=SamplingParams(**{"temperature": 0.0, **params}),
         priority=priority,
         timeout_s=timeout_s,
+        beams=beams,
     )
     asked = Asked(core.prepare(request, events.append), events)
     core.enqueue(asked.sequence)
@@ -89,7 +92,7 @@ def run(core: EngineCore, limit: int = 2000) -> None:
 
 def answer(prompt: int, **params: object) -> list[int]:
     """The ids that a prompt is answered with when nobody else is there."""
-    core = make_core(context=512)
+    core = make_core(context=512, slots=3)
     asked = ask(core, prompt, **params)
     run(core)
     return list(asked.finished.token_ids)
@@ -552,7 +555,7 @@ class EngineMachine(RuleBasedStateMachine):
     """Requests of all priorities, cancels, time and steps in any order: each request ends once, with the tokens it would
     have had alone, however often it was parked, and the cache stays within its budget."""
 
-    answers: ClassVar[dict[int, list[int]]] = {}
+    answers: ClassVar[dict[tuple[int, int], list[int]]] = {}
 
     @initialize(
         slots=st.integers(1, 3),
@@ -573,7 +576,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_queued_requests=2,
             clock=self.tick,
         )
-        self.asked: list[tuple[int, Asked]] = []
+        self.asked: list[tuple[tuple[int, int], Asked]] = []
 
     def tick(self) -> float:
         self.now += 0.001
@@ -583,14 +586,17 @@ class EngineMachine(RuleBasedStateMachine):
         prompt=st.sampled_from([1, 5, 23, 24, 25, 60, 70]),
         priority=st.sampled_from(PRIORITIES),
         timeout_s=st.sampled_from([None, None, None, 0.03, 20.0]),
+        beams=st.sampled_from([1, 1, 2, 3]),
     )
-    def ask(self, prompt: int, priority: str, timeout_s: float | None) -> None:
+    def ask(self, prompt: int, priority: str, timeout_s: float | None, beams: int) -> None:
         try:
-            asked = ask(self.core, prompt, max_tokens=6, priority=priority, timeout_s=timeout_s)
+            asked = ask(self.core, prompt, max_tokens=6, priority=priority, timeout_s=timeout_s, beams=beams)
         except QueueFullError:
             assert sum(not asked.ended for _, asked in self.asked) >= 2
+        except ParameterError:
+            assert beams > 1
         else:
-            self.asked.append((prompt, asked))
+            self.asked.append(((prompt, beams), asked))
 
     @rule(seconds=st.sampled_from([1.0, 30.0, 400.0]))
     def wait(self, seconds: float) -> None:
@@ -619,11 +625,14 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         run(self.core)
-        for prompt, asked in self.asked:
+        for (prompt, beams), asked in self.asked:
             assert sum(isinstance(event, Finished) for event in asked.events) == 1
             ids = list(asked.finished.token_ids)
-            expected = self.answers.setdefault(prompt, answer(prompt, max_tokens=6))
-            assert ids == (expected if asked.finished.reason is FinishReason.LENGTH else expected[: len(ids)])
+            if (prompt, beams) not in self.answers:
+                self.answers[prompt, beams] = answer(prompt, max_tokens=6, beams=beams)
+            expected = self.answers[prompt, beams]
+            if beams == 1 or asked.finished.reason is FinishReason.LENGTH:
+                assert ids == (expected if asked.finished.reason is FinishReason.LENGTH else expected[: len(ids)])
 
 
 TestEngineMachine = EngineMachine.TestCase

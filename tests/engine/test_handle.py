@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from edge_llm.engine.handle import Handle, Mailbox
+from edge_llm.engine.handle import Handle, Mailbox, Wakes
 from edge_llm.errors import GenerationError
 from edge_llm.messages import Finished, FinishReason, TextDelta, Timings, Usage
 
@@ -152,3 +152,48 @@ def test_result_reads_to_the_end() -> None:
     assert handle.result() is END
     with pytest.raises(GenerationError):
         Handle(filled(GenerationError("no")), lambda: None).result()
+
+
+def test_some_takes_what_is_there() -> None:
+    async def read() -> None:
+        handle = Handle(filled(TextDelta("a"), TextDelta("b"), TextDelta("c"), END), lambda: None)
+        assert await handle.some(2) == [TextDelta("a"), TextDelta("b")]
+        assert await handle.some(9) == [TextDelta("c"), END]
+        assert handle.finished == END
+        assert await handle.some(9) == []
+
+    asyncio.run(read())
+
+
+def test_some_gives_what_came_before_an_error() -> None:
+    async def read() -> None:
+        handle = Handle(filled(TextDelta("a"), TextDelta("b"), GenerationError("no")), lambda: None)
+        assert await handle.some(9) == [TextDelta("a"), TextDelta("b")]
+        with pytest.raises(GenerationError, match="no"):
+            await handle.some(9)
+        assert await handle.some(9) == []
+        with pytest.raises(GenerationError, match="at once"):
+            await Handle(filled(GenerationError("at once")), lambda: None).some(9)
+
+    asyncio.run(read())
+
+
+def test_tasks_of_a_loop_are_woken_together() -> None:
+    mailboxes = [Mailbox() for _ in range(5)]
+    woken: list[object] = []
+
+    async def read() -> None:
+        loop = asyncio.get_running_loop()
+        waiting = [asyncio.create_task(mailbox.get_async()) for mailbox in mailboxes]
+        await asyncio.sleep(0)
+        call, loop.call_soon_threadsafe = loop.call_soon_threadsafe, lambda *rest: (woken.append(rest), call(*rest))
+        wakes = Wakes()
+        for mailbox in mailboxes:
+            mailbox.put(END, wakes)
+        assert not woken
+        wakes.send()
+        assert await asyncio.gather(*waiting) == [[END]] * 5
+        del loop.call_soon_threadsafe
+        assert len(woken) == 1
+
+    asyncio.run(read())

@@ -314,6 +314,7 @@ def test_what_an_engine_takes_is_told_from_its_manifest(tiny_folder: Path) -> No
     least = usual_bytes(tiny_folder, EngineConfig(context=1))
     assert least > manifest.weight_bytes
     rows = usual_bytes(tiny_folder, EngineConfig(context=101)) - least
+    assert usual_bytes(tiny_folder, EngineConfig(context=1, layout="static")) > least
     assert rows == 100 * 2 * len(manifest.layers) * size.kv_heads * (size.head_dim + 4)
     with pytest.raises(ModelFormatError):
         usual_bytes(tiny_folder / "nowhere", EngineConfig())

@@ -46,6 +46,20 @@ def test_the_more_urgent_goes_first_and_then_who_came_first() -> None:
     assert order_of_ends(core, asked) == [2, 3, 1, 4, 0, 5]
 
 
+@pytest.mark.parametrize("priority", ["interactive", "normal"])
+def test_a_short_prompt_waits_for_one_piece_of_a_long_one_that_nobody_is_answered_beside(priority: str) -> None:
+    core = make_core(context=4096, max_rows=64, prefix_cache="off")
+    long = ask(core, 3000, max_tokens=2)
+    for _ in range(5):
+        core.step()
+    short = ask(core, 20, max_tokens=1, priority=priority)
+    core.step()  # the very next one
+    assert short.ended
+    assert not long.ended
+    last = core.session.steps[-1]
+    assert [segment.rows for segment in last.segments] == [20, 44], "the rest of the step is the long prompt's"
+
+
 @pytest.mark.parametrize(
     ("priority", "patience"), [("interactive", 0.0), ("normal", 60.0), ("batch", 300.0)], ids=PRIORITIES
 )

@@ -77,6 +77,25 @@ def shape(made: Scheduler) -> list[tuple[int, int, int, int]]:
     return [(s.segment.slot, s.segment.position, s.segment.rows, s.segment.logit_rows) for s in made.plan().shares]
 
 
+def test_drafts_leave_a_row_for_each_branch_behind_them() -> None:
+    made = scheduler(5, max_rows=16)
+    drafting, beams, last = sequence(5, drafts=99), sequence(6), sequence(7, drafts=99)
+    beams.beams = SimpleNamespace(width=3, branches=[])
+    running(made, drafting, beams, last)
+    assert made.used_slots == 5
+    for one in (drafting, beams, last):
+        decoding(one)
+    beams.beams.branches = [SimpleNamespace(slot=slot, ids=[*range(6), slot]) for slot in (7, 8, 9)]
+    plan = made.plan()
+    assert [share.rows for share in plan.shares] == [12, 3, 1]
+    assert (plan.answered, plan.answers, plan.step.rows) == (3, 5, 16)
+    assert [(one.slot, one.position, list(one.token_ids)) for one in plan.shares[1].segments] == [
+        (7, 6, [7]),
+        (8, 6, [8]),
+        (9, 6, [9]),
+    ]
+
+
 def test_alone_a_prompt_takes_whole_steps() -> None:
     made, one = scheduler(), sequence(150)
     running(made, one)

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,14 @@ from edge_llm.errors import KernelError, ParameterError, SessionError, StorageEr
 from edge_llm.export import static_export
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import Message
+from edge_llm.model.providers import PLUGINS, forget_compiled
+from edge_llm.model.static_session import self_test
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 
+needs_openvino = pytest.mark.skipif(
+    find_spec(PLUGINS["openvino"].package) is None, reason="onnxruntime-ep-openvino (extra npu) is not installed"
+)
 CONFIG = EngineConfig(layout="static", context=256, slots=4, max_chunk=64, mixed_chunk=16)
 PROMPTS = ["Paris is the capital of France. " * (1 + i) for i in range(4)]
 SAMPLED = SamplingParams(max_tokens=16, seed=3, ignore_eos=True)
@@ -78,7 +85,10 @@ def test_a_conversation_slides(engine: Engine) -> None:
     assert handle.finished.forgotten_tokens > 0
 
 
-def test_rows_on_disk_serve_the_next_process(tiny_folder: Path, engine: Engine) -> None:
+def test_rows_on_disk_serve_the_next_process(
+    tiny_folder: Path, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
     config = CONFIG.with_options(prefix_cache="disk")
     prompt, cached = "What a day it was, and what a night came after it! " * 3, []
     for _ in range(2):
@@ -176,6 +186,68 @@ def test_a_disk_that_takes_nothing_is_told(
     with pytest.raises(StorageError, match="No space left"):
         Engine.open(tiny_folder, CONFIG)
     assert not list(static_export.static_root().iterdir())
+
+
+def test_a_provider_that_cannot_be_had_is_told_and_the_ring_runs(
+    tiny_folder: Path, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_llm.model.providers.find_spec", lambda _: None)
+    with Engine.open(tiny_folder, EngineConfig(provider="openvino")) as engine:
+        assert (engine.info.layout, engine.info.provider) == ("ring", "cpu")
+        assert engine.info.notice == (
+            "the CPU computes, not openvino: openvino is not installed (pip install 'edge-llm[npu]')"
+        )
+        assert ids(engine, "Hello")
+
+
+@needs_openvino
+def test_openvino_answers(tiny_folder: Path) -> None:
+    config = CONFIG.with_options(layout="auto", provider="openvino", speculation="lookup")
+    with Engine.open(tiny_folder, config) as engine:
+        assert (engine.info.layout, engine.info.provider, engine.info.notice) == ("static", "openvino", "")
+        alone = ids(engine, PROMPTS[2])
+        assert len(alone) == 16
+        assert ids(engine, PROMPTS[2]) == alone
+
+
+@needs_openvino
+def test_a_provider_with_wrong_logits_is_not_used(
+    tiny_folder: Path, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        raise SessionError("the self-test gave wrong logits")
+
+    monkeypatch.setattr("edge_llm.engine.static.self_test", wrong)
+    with Engine.open(tiny_folder, CONFIG.with_options(layout="auto", provider="openvino")) as engine:
+        assert engine.info.layout == "ring"
+        assert "wrong logits" in engine.info.notice
+
+
+@needs_openvino
+def test_what_was_compiled_wrongly_is_compiled_again(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.with_options(layout="auto", provider="openvino")
+    Engine.open(tiny_folder, config).close()
+    tests: list[int] = []
+
+    def wrong_once(*arguments: Any) -> None:
+        tests.append(1)
+        if len(tests) == 1:
+            raise SessionError("the self-test gave wrong logits")
+        self_test(*arguments)
+
+    monkeypatch.setattr("edge_llm.engine.static.self_test", wrong_once)
+    with Engine.open(tiny_folder, config) as engine:
+        assert (engine.info.provider, engine.info.notice) == ("openvino", "")
+    assert len(tests) == 2
+
+
+def test_compiled_graphs_of_other_models_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    assert not forget_compiled("openvino", Path("a"))
+    for name in ("openvino-a-1.8-2", "openvino-b-1.8-2"):
+        (tmp_path / "cache" / "providers" / name).mkdir(parents=True)
+    assert forget_compiled("openvino", Path("a"))
+    assert [path.name for path in (tmp_path / "cache" / "providers").iterdir()] == ["openvino-b-1.8-2"]
 
 
 def test_the_ring_is_the_cpus_alone() -> None:

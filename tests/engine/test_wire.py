@@ -146,6 +146,20 @@ def test_fields_that_are_as_usual_cost_nothing() -> None:
     assert wire.encode(Request(text="x")) == {"@": "Request", "text": "x"}
 
 
+def test_text_is_written_short_and_loses_nothing() -> None:
+    events = [
+        Happened(2**70, TextDelta("é\ud800")),
+        Happened(3, TextDelta("x", (TokenInfo(TokenLogprob(1, b"x", 0)),))),
+    ]
+    assert wire.frame(events[:1])[4:] == '[[1180591620717411303424,"é\ud800"]]'.encode("utf-8", "surrogatepass")
+    assert [there_and_back(event) for event in events] == events
+    # what is written short has no other fields: a new one must be written too
+    assert [field.name for field in (*dataclasses.fields(Happened), *dataclasses.fields(TextDelta))] == [
+        *("id", "event"),
+        *("text", "tokens"),
+    ]
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_frames_may_be_cut_anywhere(size: int) -> None:
     events = [Happened(i, TextDelta("é" * i, (TokenInfo(TokenLogprob(i, b"\xff\0", -0.5)),))) for i in range(9)]
@@ -197,6 +211,12 @@ def framed(payload: bytes) -> bytes:
         b"null",
         b"[1]",
         b"[[]]",
+        b"[[1]]",
+        b"[[1,2]]",
+        b'[["x",1]]',
+        b'[[true,"x"]]',
+        b'[[1.0,"x"]]',
+        b'[[1,"x",[]]]',
         b"[{}]",
         b"\xff\xfe",
         b"[" * 100_000,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from edge_llm.cache.kv_cache import KVCache
@@ -11,7 +12,7 @@ from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.engine.assembly import cache_geometry
 from edge_llm.kernels.layout import TILE, KvType
 from edge_llm.model.manifest import ModelManifest
-from edge_llm.model.providers import CpuGraph
+from edge_llm.model.providers import CpuGraph, PluginGraph
 from edge_llm.model.static_folder import STATIC_GRAPH
 from edge_llm.model.static_session import StaticSession
 
@@ -26,8 +27,10 @@ def opened(
     slots: int = 4,
     sinks: int = TILE,
     optimised: bool = True,
+    graph: CpuGraph | PluginGraph | None = None,
 ) -> Iterator[tuple[StaticSession, KVCache]]:
     manifest = ModelManifest.read(folder)
+    graph = graph or CpuGraph(static_folder / STATIC_GRAPH, threads=1, optimised=optimised)
     cache = KVCache(
         cache_geometry(manifest),
         slots=slots,
@@ -35,9 +38,8 @@ def opened(
         kv_type=KvType.F32,
         max_chunk=max_chunk,
         sinks=sinks,
-        storage=PlainRows,
+        storage=partial(PlainRows, allocate=graph.allocate),
     )
-    graph = CpuGraph(static_folder / STATIC_GRAPH, threads=1, optimised=optimised)
     session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=max_chunk)
     yield session, cache
     session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from edge_llm.sampling.params import SamplingParams
 from tests.conftest import export
 from tests.model import static_rig
 from tests.model.exact_ring import write_exact_ring
-from tools.make_transformers_goldens import FOLDER, GENERATED, LENGTH, MODELS, PROMPT
+from tools.make_transformers_goldens import BEAM_SEARCHES, FOLDER, GENERATED, LENGTH, MODELS, PROMPT
 
 LARGEST_DIFFERENCE = 1e-3
 LARGEST_KL = {"llama": 0.025, "llama_linear_rope": 0.012, "llama_llama3_rope": 0.02, "gemma3": 0.001}
@@ -117,6 +118,14 @@ def test_the_static_layout_agrees_in_float32(judged: Judged, tmp_path: Path, for
         with static_rig.opened(judged.folder, tmp_path, context=LENGTH, max_chunk=80, optimised=False) as opened:
             logits = read_static(*opened, judged.ids, chunks)
             assert judged.largest_difference(logits) <= LARGEST_DIFFERENCE
+    with static_rig.opened(judged.folder, tmp_path, context=LENGTH, max_chunk=80, optimised=False) as (session, cache):
+        slot, rows = cache.acquire(), judged.ids[:PROMPT]
+        assert slot is not None
+        for expected in judged.greedy:
+            logits = session.forward(Step((Segment(slot, cache.length(slot), rows, 1),)))
+            assert logits[0].argmax() == expected
+            cache.commit(slot, len(rows))
+            rows = [expected]
 
 
 def test_the_static_layout_as_users_run_it_is_close(judged: Judged, tmp_path: Path) -> None:
@@ -162,3 +171,29 @@ def test_greedy_answers_are_those_of_generate(judged: Judged, exact: Path) -> No
         handle = engine.submit(Request(token_ids=tuple(judged.ids[:PROMPT]), params=params))
         handle.text()
         assert list(handle.finished.token_ids) == judged.greedy
+
+
+def test_beam_search_finds_what_generate_finds(judged: Judged, exact: Path) -> None:
+    """All beams of each search and their scores; over rings that wrap, with ends and without."""
+    found = json.loads((FOLDER / "beams.json").read_text("ascii"))["found"]
+    searches = [pair for pair in zip(BEAM_SEARCHES, found, strict=True) if pair[0].model == judged.name]
+    assert searches
+    for search, golden in searches:
+        manifest = json.loads((exact / "manifest.json").read_text("utf-8"))
+        manifest["tokens"]["eos"] = search.ends
+        (exact / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+        request = Request(
+            token_ids=tuple(golden["prompt"]),
+            params=SamplingParams(max_tokens=search.max_tokens),
+            beams=search.beams,
+            length_penalty=search.length_penalty,
+            early_stopping=search.early_stopping,
+            n_best=search.beams,
+        )
+        config = EngineConfig(context=LENGTH, slots=search.beams, kv_type="f32", max_chunk=16, mixed_chunk=16)
+        with Engine.open(exact, config) as engine:
+            beams = engine.submit(request).result().beams
+        theirs = [ids[:-1] if ids[-1] in search.ends else ids for ids, _ in golden["beams"]]
+        assert [list(beam.token_ids) for beam in beams] == theirs
+        scores = [score for _, score in golden["beams"]]
+        np.testing.assert_allclose([beam.score for beam in beams], scores, rtol=1e-3)

@@ -18,6 +18,7 @@ from edge_llm.model.manifest import ModelManifest
 from edge_llm.model.static_folder import (
     GOLDEN_NAME,
     STATIC_NAME,
+    STATIC_VERSION,
     STATIC_WEIGHTS,
     EmbeddingTable,
     StaticForm,
@@ -175,6 +176,17 @@ def test_a_context_that_does_not_slide_ends(folder: Path, static_folder: Path) -
         session.forward(Step((Segment(slot, 40, [5], 1),)))
 
 
+def test_memory_that_is_not_there_is_an_error_of_the_step(
+    static: Open, slots: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(slot: int, rows: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(static[1].plain_layers[1], "reserve", fail)
+    with pytest.raises(SessionError, match="no memory for 1 rows"):
+        static[0].forward(Step((Segment(slots[0], 0, [5], 1),)))
+
+
 def test_a_mask_shows_what_a_row_attends_to(static: Open) -> None:
     """By the rule's own words, at every position around the wraps."""
     for layer in static[1].plain_layers:
@@ -219,7 +231,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path, fau
     elif fault == "no json":
         path.write_bytes(b"\xff{")
     elif fault == "other version":
-        path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+        path.write_text(path.read_text().replace(f'"version": {STATIC_VERSION}', '"version": 9'))
     else:
         path.write_text("[1]")
     with pytest.raises(ModelFormatError, match="static form"):

@@ -8,8 +8,9 @@ import io
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edge_llm_server.batches import Batches
@@ -21,6 +22,7 @@ from edge_llm_server.settings import ServerSettings
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.host import EngineHost
+from edge_llm.install.golden import Golden
 from tests.engine.fakes import make_core
 
 
@@ -69,6 +71,7 @@ def running(
     most_requests: int = 1 << 30,
     wait: bool = True,
     batches: Path | None = None,
+    goldens: Mapping[str, Golden] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[Running]:
     """A server of the model `fake`, which `core` makes, until the end of the block."""
@@ -87,6 +90,7 @@ def running(
         host,
         {name: card(name) for name in made.models},
         batches=None if batches is None else Batches(batches, host, Log(stream)),
+        goldens=goldens,
         log=Log(stream),
         most_requests=most_requests,
     )

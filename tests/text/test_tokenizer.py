@@ -440,3 +440,11 @@ def exported(gguf: Path) -> Tokenizer:
     """The tokenizer of a GGUF file, by way of the file that the importer writes."""
     with read_gguf(gguf) as file:
         return Tokenizer.from_json(export_tokenizer(file).json)
+
+
+def test_far_too_long_texts_are_known_by_their_beginning() -> None:
+    text = "a b " * 1000
+    exact = len(TOKENIZER.encode_content(text))
+    assert TOKENIZER.estimate_beyond(text, exact) is None
+    assert TOKENIZER.estimate_beyond(text[:20], 3) is None
+    assert abs((TOKENIZER.estimate_beyond(text, 100) or 0) - exact) < 0.02 * exact

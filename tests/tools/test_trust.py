@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_llm.cache import snapshot
+from edge_llm.cache.tiled_rows import TiledRows
 from edge_llm.kernels.warmup import KernelLibrary
+from edge_llm.sampling.decoders import Selection
+from edge_llm.sampling.speculation import SpeculativeDecoder
 from edge_llm.toolbox import folder
 from edge_llm.toolbox.approval import Decision
 from edge_llm.toolbox.runner import ToolRunner
-from tools.trust import clients, kernel_trials, machines, prefixes, tools
+from tools.trust import bodies, clients, determinism, kernel_trials, machines, prefixes, tools
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +59,55 @@ def test_batches_that_are_killed_answer_each_line_once() -> None:
     assert result.stdout.startswith("| F33 |")
 
 
+def test_f20_answers_are_the_same_in_all_circumstances() -> None:
+    command = [sys.executable, "-m", "tools.trust.determinism"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F20 |")
+
+
+def _ahead(self: SpeculativeDecoder, logits: np.ndarray, select=SpeculativeDecoder.select) -> Selection:
+    """Draws with a later place's counter after each draft that was right."""
+    selection = select(self, logits)
+    self.index += len(selection.accepted) > 1
+    return selection
+
+
+@pytest.mark.parametrize(
+    ("circumstance", "place", "name", "wrong"),
+    [
+        (determinism.among_seven, TiledRows, "copy", lambda *_: None),
+        (determinism.speculated, SpeculativeDecoder, "select", _ahead),
+        (determinism.found_on_disk, snapshot, "put", lambda *_: None),
+    ],
+    ids=["copies", "drafts", "blocks"],
+)
+def test_f20_would_see_a_difference(
+    circumstance, place: object, name: str, wrong: object, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, wrong)
+    monkeypatch.setattr(determinism, "CIRCUMSTANCES", (circumstance,))
+    with pytest.raises(AssertionError, match=circumstance.__name__):
+        determinism.trials(8, 1)
+
+
 def test_f16_deaths_of_an_engine_are_told_and_survived() -> None:
     command = [sys.executable, "-m", "tools.trust.deaths"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("| F16 |")
+
+
+def test_f11_runs_by_hand_what_the_server_s_tests_run(kernels: KernelLibrary) -> None:
+    assert bodies.bodies(50, 2) == 50
+    assert set(bodies.FIGURES) == {"F10", "F11"}
+
+
+def test_f15_a_server_that_is_told_to_end_leaves_no_reply_cut() -> None:
+    command = [sys.executable, "-m", "tools.trust.ends"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F15 |")
 
 
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ def opener(step_s: float) -> Opened:
 if __name__ == "__main__":
     from edge_llm_cli import answer, main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background has it ignored
     answer.opened = opener(float(sys.argv[1]))  # type: ignore[assignment]
     sys.argv[1:] = ["batch", *sys.argv[2:]]
     main.run()

@@ -128,6 +128,8 @@ class ConversationScreen(Screen[None]):
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
         )
         self.conversation.model = self.model.name
+        if self.model.notice:
+            self.tell(self.model.notice)
         await asyncio.to_thread(parser)  # its library, before the first answer waits for it
         if self._waiting:
             self._start(*self._waiting.pop())
