@@ -20,6 +20,7 @@ from edge_llm_chat.commands import COMMANDS
 from edge_llm_chat.conversation import Conversation
 from edge_llm_chat.paste import MOST_PASTED, PasteCut, PasteParser
 from edge_llm_chat.preferences import Preferences
+from edge_llm_chat.signals import leave_on_signals
 from edge_llm_chat.store import Store
 from edge_llm_chat.themes import DARK, LIGHT
 
@@ -89,6 +90,8 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         from edge_llm_chat.screens.chat import ChatScreen
 
+        if not self.is_headless:
+            leave_on_signals(lambda code: self.exit(return_code=code))
         start = self.start
         stored = start.conversation
         conversation = Conversation() if stored is None else self.store.load(stored)

@@ -82,6 +82,10 @@ class Terminal:
             pass
         return self.process.wait(20)
 
+    def hang_up(self) -> None:
+        """The window is closed."""
+        os.close(self._master)
+
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
@@ -100,7 +104,8 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background was started with it ignored
+    for number in (signal.SIGINT, signal.SIGHUP):  # a test run in the background was started with them ignored
+        signal.signal(number, signal.SIG_DFL)
 
 
 def on_terminal(command: list[str]) -> tuple[int, str]:

@@ -1,0 +1,51 @@
+"""The chat is told to end from outside, in the middle of an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from edge_llm_chat.conversation import State
+from edge_llm_chat.store import Store
+
+from tests.cli.conftest import ROOT
+from tests.cli.test_terminal import Terminal
+
+
+@pytest.fixture
+def answering(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'apps'}{os.pathsep}{ROOT}")
+    terminal = Terminal([sys.executable, "-m", "tests.chat.session", "held"], TERM="xterm-256color")
+    terminal.read_until("sk anything")
+    terminal.type("tell me\r")
+    terminal.read_until("ANSWERED")
+    return terminal
+
+
+def check_kept() -> None:
+    store = Store.open()
+    (summary,) = store.find()
+    question, answer = store.load(summary.id).path()
+    assert question.content == "tell me"
+    assert (answer.content, answer.state) == ("ANSWERED", State.STOPPED)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_killed_chat_gives_the_terminal_back_and_keeps_what_was_said(answering: Terminal, number: int) -> None:
+    with answering as terminal:
+        terminal.process.send_signal(number)
+        assert terminal.finish() == 128 + number
+        for mode in (1049, 1000, 1003, 1006, 2004, 1004):
+            assert terminal.out.rindex(f"\x1b[?{mode}l") > terminal.out.rindex(f"\x1b[?{mode}h"), mode
+        assert terminal.out.rindex("\x1b[?25h") > terminal.out.rindex("\x1b[?25l"), "the cursor is to be seen"
+        assert "Traceback" not in terminal.out
+    check_kept()
+
+
+def test_a_terminal_that_is_closed_ends_the_chat(answering: Terminal) -> None:
+    answering.hang_up()
+    assert answering.process.wait(20) == 128 + signal.SIGHUP
+    check_kept()
