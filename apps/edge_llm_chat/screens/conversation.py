@@ -120,7 +120,7 @@ class ConversationScreen(Screen[None]):
             self.status.tell(state="failed", doing=clean_line(str(failure)), fraction=None)
             self._failure = failure
             self.query_one("#welcome", Static).update(_words(failure))
-            if self._waiting:
+            if self.conversation.turns:
                 await self.transcript.tell(_words(failure))
             return
         self.query_one("#welcome", Static).update(_WELCOME)

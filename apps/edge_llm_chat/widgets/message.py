@@ -281,8 +281,8 @@ class MessageView(Widget, can_focus=True):
         base, width = self.visual_style.rich_style, self.size.width
         if not self.is_attached:
             return [Strip.blank(crop.width, base)] * crop.height
-        look = (base, width, self.has_focus)
-        if look != self._look or self.text_selection is not None or len(self._rows) > _MOST_ROWS:
+        look = (base, width, self.has_focus, self.text_selection)
+        if look != self._look or len(self._rows) > _MOST_ROWS:
             self._look = look
             self._rows.clear()
         rows = [self._row(y, base, width) for y in crop.line_range]
