@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -315,7 +318,8 @@ def test_commands_for_the_chat_that_is_open(tmp_path: Path) -> None:
         await command(pilot, f"/export {tmp_path}/out.md")
         await command(pilot, f"/export {tmp_path}/out.json")
         await command(pilot, f"/export {tmp_path}/out.md")
-        await wait_until(lambda: "cannot be written" in shown(pilot), pilot)
+        told = pilot.app._notifications
+        await wait_until(lambda: any("cannot be written: File exists" in one.message for one in told), pilot)
         await command(pilot, "/delete")
         await dialog(pilot, ConfirmScreen)
         await pilot.press("y")
@@ -523,6 +527,27 @@ def test_files_go_with_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert backend.asked[1].messages[-1].content == "and now", "a file goes with one question"
 
     run(body, backend)
+
+
+@pytest.mark.parametrize("named", ["pipe", "/dev/zero", "folder", "socket"])
+@pytest.mark.parametrize("way", ["/attach {}", "what is in @{}?"])
+def test_what_is_no_file_is_refused_and_never_opened(tmp_path: Path, way: str, named: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    listening = socket.socket(socket.AF_UNIX)
+    backend = FakeBackend("a")
+
+    async def body(pilot: Pilot[None]) -> None:
+        await command(pilot, way.format(named))
+        await wait_until(lambda: "not a file" in shown(pilot), pilot)
+        await settle(pilot)
+        assert [ask.messages[-1].content for ask in backend.asked] == ([way.format(named)] if "@" in way else [])
+        with pytest.raises(OSError, match="No such device"):  # nobody has it open for reading
+            os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
+
+    with contextlib.closing(listening), contextlib.chdir(tmp_path):
+        listening.bind("socket")
+        run(body, backend)
 
 
 def test_the_most_tokens_of_an_answer_are_what_the_settings_and_the_command_line_say() -> None:
