@@ -17,12 +17,11 @@ _MENTION = re.compile(r"(?:^|(?<=\s))@(\S+)")
 
 def read_attachment(path: str) -> Attachment:
     """The file at `path` (~ is the user's home). Raises `InputError` unless it is text of at most 1 MiB."""
+    where = os.path.expanduser(path)
     try:
-        # not a pipe or a device: opening one of those may wait for ever
-        descriptor = os.open(os.path.expanduser(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"{quoted(path)} is not a file")
+        _check_is_file(path, os.stat(where))  # to open a pipe or a device may wait, or do something
+        with open(os.open(where, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            _check_is_file(path, os.fstat(file.fileno()))  # it may have become another one
             data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise StorageError(f"{quoted(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -37,10 +36,16 @@ def read_attachment(path: str) -> Attachment:
     return Attachment(os.path.basename(path), text)
 
 
+def _check_is_file(path: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a device or a socket"
+        raise InputError(f"{quoted(path)} is {kind}, not a file")
+
+
 def mentions(text: str) -> list[str]:
-    """Paths that a question names with @, those that are files."""
+    """Paths that a question names with @, those that there are, files or not."""
     named = (match[1].rstrip(".,;:!?)") for match in _MENTION.finditer(text[:20_000]))
-    return list(dict.fromkeys(path for path in named if path and os.path.isfile(os.path.expanduser(path))))
+    return list(dict.fromkeys(path for path in named if path and os.path.exists(os.path.expanduser(path))))
 
 
 def completions(text: str) -> list[str]:

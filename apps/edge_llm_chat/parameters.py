@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edge_llm.errors import ParameterError
-from edge_llm.sampling.params import SamplingParams
+from edge_llm.sampling.params import USUAL_MAX_TOKENS, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ PARAMETERS = (
     Parameter("repetition_penalty", "make tokens that were used less likely; 1 is off"),
     Parameter("presence_penalty", "the same for tokens of the answer, once each"),
     Parameter("frequency_penalty", "and for each time they were used"),
-    Parameter("max_tokens", "most tokens of an answer; 2048 if nothing is said", whole=True),
+    Parameter("max_tokens", f"most tokens of an answer; {USUAL_MAX_TOKENS} if nothing is said", whole=True),
     Parameter("seed", "the same seed gives the same answer", whole=True),
 )
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}

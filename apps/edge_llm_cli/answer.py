@@ -15,6 +15,7 @@ import typer
 
 from edge_llm.errors import ParameterError
 from edge_llm.messages import Finished, FinishReason, ReasoningDelta, TextDelta
+from edge_llm.sampling.params import SamplingParams
 from edge_llm_cli import console
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from edge_llm.config import EngineConfig
     from edge_llm.engine.engine import Engine
     from edge_llm.engine.handle import Handle
-    from edge_llm.sampling.params import SamplingParams
 
 engine_option = partial(typer.Option, rich_help_panel="Engine")
 kept_option = partial(typer.Option, rich_help_panel="What is kept")
@@ -58,8 +58,6 @@ SeldomCacheOption = Annotated[
 ]
 PrivateOption = Annotated[bool, kept_option("--private", help="Keep nothing of this conversation on disk.")]
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DEFAULT_MAX_TOKENS = 1024
-"""small models sometimes repeat themselves for ever; nobody at a terminal wants to read that to the end of the context"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from edge_llm.errors import ParameterError, StorageError
+from edge_llm.sampling.params import USUAL_MAX_TOKENS
 from edge_llm_cli import answer
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def batch(
     ] = False,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens of an answer whose line names no limit.")
-    ] = answer.DEFAULT_MAX_TOKENS,
+    ] = USUAL_MAX_TOKENS,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Answer only the I-th of N parts of the input.")] = "1/1",
     slots: Annotated[int | None, answer.engine_option(help="Requests that are answered at the same time.")] = None,
     context: answer.ContextOption = None,

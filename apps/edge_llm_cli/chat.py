@@ -11,11 +11,11 @@ import typer
 
 from edge_llm.errors import ContextLengthError, GenerationError, ParameterError, TemplateError
 from edge_llm.messages import Finished, Message, Role
+from edge_llm.sampling.params import USUAL_MAX_TOKENS, SamplingParams
 from edge_llm_cli import answer, console
 
 if TYPE_CHECKING:
     from edge_llm.engine.engine import Engine
-    from edge_llm.sampling.params import SamplingParams
 
 _HELP = "/exit leaves, /reset forgets the conversation, /system TEXT sets the system message and starts anew"
 
@@ -40,7 +40,7 @@ def chat(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, without the full screen.")] = False,
     max_tokens: Annotated[
-        int | None, typer.Option(help=f"Most tokens of one answer; default: {answer.DEFAULT_MAX_TOKENS}.")
+        int | None, typer.Option(help=f"Most tokens of one answer; default: {USUAL_MAX_TOKENS}.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: what the model recommends.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None,
@@ -60,8 +60,6 @@ def chat(
     private: answer.PrivateOption = False,
 ) -> None:
     """Talk with a model, on the full screen of a terminal or line by line."""
-    from edge_llm.sampling.params import SamplingParams
-
     if resume + last + new > 1:
         raise ParameterError("--resume, --last and --new exclude one another")
     options = answer.EngineOptions(
@@ -85,8 +83,9 @@ def chat(
         launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, tools, server, shared))
         return
     if resume or last or server or tool:
-        raise ParameterError("--resume, --last, --server and --tool need the full screen", hint="leave out --plain")
-    params = SamplingParams(**{"max_tokens": answer.DEFAULT_MAX_TOKENS, **parameters})  # type: ignore[arg-type]
+        hint = "leave out --plain" if plain else "start the chat in a terminal, with nothing piped into or out of it"
+        raise ParameterError("--resume, --last, --server and --tool need the full screen", hint=hint)
+    params = SamplingParams(**{"max_tokens": USUAL_MAX_TOKENS, **parameters})  # type: ignore[arg-type]
     with answer.opened(model or answer.DEFAULT_MODEL, options) as (engine, _):
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.info.name}: {_HELP}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from edge_llm.errors import InputError
+from edge_llm.sampling.params import USUAL_MAX_TOKENS, SamplingParams
 from edge_llm_cli import answer, beams, console, structure, tools
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def run(
         str, typer.Option("--model", "-m", help="Name of a model, its folder, or a FILE.gguf.")
     ] = answer.DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="System message; default: what the model recommends.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = answer.DEFAULT_MAX_TOKENS,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = USUAL_MAX_TOKENS,
     temperature: Annotated[float | None, _sampling(help="0 is greedy; default: what the model recommends.")] = None,
     top_k: Annotated[int | None, _sampling(help="Keep the K most probable tokens; 0 is off.")] = None,
     top_p: Annotated[
@@ -130,7 +131,6 @@ def run(
     """Answer one prompt and exit. The first use downloads and imports the model; later ones need no network."""
     from edge_llm.engine.request import Request
     from edge_llm.messages import Message
-    from edge_llm.sampling.params import SamplingParams
 
     if raw and system is not None:
         raise InputError("--system needs a chat template, which --raw leaves out", hint="put the text into the prompt")

@@ -10,6 +10,8 @@ from typing import Any, Self
 from edge_llm.errors import ParameterError
 from edge_llm.kernels.layout import MAX_DRY_WINDOW
 
+USUAL_MAX_TOKENS = 1024
+"""of our programs: small models sometimes repeat themselves for ever, and nobody wants to read that to the end of the context"""
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 1024

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from edge_llm_chat import clipboard
+from edge_llm_chat import clipboard, parameters
 from edge_llm_chat.app import ChatApp
 from edge_llm_chat.commands import COMMANDS
 from edge_llm_chat.screens.chat import ChatScreen
 from edge_llm_chat.screens.dialogs import ConfirmScreen, LineScreen, PickScreen, TextScreen
 from edge_llm_chat.screens.help import HelpScreen
 from edge_llm_chat.screens.history import HistoryScreen
+from edge_llm_chat.screens.inspector import InspectorScreen
 from edge_llm_chat.screens.settings import SettingsScreen
 from edge_llm_chat.store import Store
+from edge_llm_cli.main import app as program
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, TextArea
+from typer.testing import CliRunner
 
 from edge_llm.messages import Message, Role
+from edge_llm.sampling.params import USUAL_MAX_TOKENS
 from tests.chat.conftest import app_of, chat, say, screen_of, settle, shown, texts, wait_until
-from tests.chat.fakes import FakeBackend, answer_of
+from tests.chat.fakes import FakeBackend, answer_of, info
 
 CODE = "Look:\n\n```python\nprint(1)\n```\n"
 
@@ -311,7 +318,8 @@ def test_commands_for_the_chat_that_is_open(tmp_path: Path) -> None:
         await command(pilot, f"/export {tmp_path}/out.md")
         await command(pilot, f"/export {tmp_path}/out.json")
         await command(pilot, f"/export {tmp_path}/out.md")
-        await wait_until(lambda: "cannot be written" in shown(pilot), pilot)
+        told = pilot.app._notifications
+        await wait_until(lambda: any("cannot be written: File exists" in one.message for one in told), pilot)
         await command(pilot, "/delete")
         await dialog(pilot, ConfirmScreen)
         await pilot.press("y")
@@ -524,6 +532,50 @@ def test_files_go_with_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert backend.asked[1].messages[-1].content == "and now", "a file goes with one question"
 
     run(body, backend)
+
+
+@pytest.mark.parametrize("named", ["pipe", "/dev/zero", "folder", "socket"])
+@pytest.mark.parametrize("way", ["/attach {}", "what is in @{}?"])
+def test_what_is_no_file_is_refused_and_never_opened(tmp_path: Path, way: str, named: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    listening = socket.socket(socket.AF_UNIX)
+    backend = FakeBackend("a")
+
+    async def body(pilot: Pilot[None]) -> None:
+        await command(pilot, way.format(named))
+        await wait_until(lambda: "not a file" in shown(pilot), pilot)
+        await settle(pilot)
+        assert [ask.messages[-1].content for ask in backend.asked] == ([way.format(named)] if "@" in way else [])
+        with pytest.raises(OSError, match="No such device"):  # nobody has it open for reading
+            os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
+
+    with contextlib.closing(listening), contextlib.chdir(tmp_path):
+        listening.bind("socket")
+        run(body, backend)
+
+
+def test_the_most_tokens_of_an_answer_are_what_the_settings_and_the_command_line_say() -> None:
+    backend = FakeBackend("a")
+
+    async def body(pilot: Pilot[None]) -> None:
+        await say(pilot, "hi")
+
+    run(body, backend)
+    assert backend.asked[0].params.max_tokens == USUAL_MAX_TOKENS
+    assert f"{USUAL_MAX_TOKENS} if nothing is said" in parameters.BY_NAME["max_tokens"].help
+    assert f"default: {USUAL_MAX_TOKENS}." in " ".join(CliRunner().invoke(program, ["chat", "--help"]).stdout.split())
+
+
+def test_a_server_that_cannot_fork_is_not_taken_for_the_model() -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        pilot.app.push_screen(InspectorScreen((info("a", ("b", -2.0)),), forks=False))
+        await dialog(pilot, InspectorScreen)
+        await pilot.press("down", "enter")
+        await wait_until(lambda: "A server cannot go on" in shown(pilot), pilot)
+        assert isinstance(pilot.app.screen, InspectorScreen)
+
+    run(body, FakeBackend("a"))
 
 
 # --- help ---

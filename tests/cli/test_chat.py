@@ -20,6 +20,15 @@ def test_a_conversation_of_several_turns(invoke, engine) -> None:
     ]
 
 
+@pytest.mark.parametrize("option", [("--server", "http://x"), ("--last",), ("--resume",), ("--tool", "time")])
+def test_what_needs_the_full_screen_says_how_to_get_it(invoke, option: tuple[str, ...]) -> None:
+    asked, piped = invoke("chat", "--plain", *option), invoke("chat", *option)
+    assert (asked.exit_code, piped.exit_code) == (2, 2)
+    assert "hint: leave out --plain\n" in asked.stderr
+    assert "--plain" not in piped.stderr
+    assert "hint: start the chat in a terminal" in piped.stderr
+
+
 def test_commands(invoke, engine) -> None:
     lines = ["one", "/reset", "two", "/system Be brief.", "three", "/reset", "four", "/system", "five", "/exit", "six"]
     assert invoke("chat", piped="\n".join(lines)).exit_code == 0

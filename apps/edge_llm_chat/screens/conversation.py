@@ -19,7 +19,7 @@ from textual.widgets import OptionList, Static
 
 from edge_llm.errors import EdgeLLMError, RuntimeFailure
 from edge_llm.messages import FinishReason, Role, TokenInfo, ToolCall
-from edge_llm.sampling.params import MAX_SEED, SamplingParams
+from edge_llm.sampling.params import MAX_SEED, USUAL_MAX_TOKENS, SamplingParams
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.answering import Answer, text_of
 from edge_llm_chat.backend import Ask, ModelInfo
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 ALTERNATIVES = 10
 """tokens that are told for each place of an answer"""
-MOST_TOKENS = 2048
-"""of an answer, unless the chat says otherwise: small models sometimes repeat themselves for ever"""
 _SHORTEST_S, _LONGEST_S = 0.06, 1.0
 _SHARE = 12
 """what is done here may take one part in so many of a core's time: the model wants it too"""
@@ -292,7 +290,7 @@ class ConversationScreen(Screen[None]):
         """How the answer `turn` is sampled; a seed counts its siblings, or asking again would give the same once more."""
         asked = self.model is not None and self.model.inspects
         more = {"logprobs": True, "top_logprobs": ALTERNATIVES} if asked else {}
-        values = {"max_tokens": MOST_TOKENS, **more, **self.conversation.parameters}
+        values = {"max_tokens": USUAL_MAX_TOKENS, **more, **self.conversation.parameters}
         if "seed" in values:
             values["seed"] = (int(values["seed"]) + self._place(turn).index - 1) % (MAX_SEED + 1)
         return SamplingParams(**values)  # type: ignore[arg-type]
