@@ -20,6 +20,12 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
     engines = service.engines
 
+    @routes.get("/")
+    @routes.head("/", include_in_schema=False)
+    async def root() -> Any:
+        """Ollama's client asks for it first, and takes any error for a server that is not there."""
+        return Response("edge_llm is running", media_type="text/plain")
+
     @routes.get("/health")
     @routes.head("/health", include_in_schema=False)
     async def health() -> Any:

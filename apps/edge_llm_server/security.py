@@ -83,6 +83,10 @@ class Guard:
         except ApiError as error:
             await body.drain(headers)
             await reply.refuse(error)
+        except asyncio.CancelledError:  # the grace is over
+            if reply.started:
+                raise
+            await reply.refuse(ApiError.unavailable("the server is stopping", 5.0))
         except Exception as error:
             exchange.fault = place_of(error)
             if not reply.ended:

@@ -95,6 +95,8 @@ class Request:
             raise ParameterError(f"the text to continue must be a str, not {type(self.text).__name__}")
         if self.messages is not None and not all(isinstance(message, Message) for message in self.messages):
             raise ParameterError("messages must be Message values", hint="for example [Message.user('Hello')]")
+        if not isinstance(self.params, SamplingParams):
+            raise ParameterError("params must be SamplingParams", hint="for example SamplingParams(temperature=0.7)")
         if self.response_format is not None and not isinstance(self.response_format, Grammar):
             raise ParameterError("response_format must be a Grammar", hint="for example Grammar.json_schema({...})")
         if self.messages == ():

@@ -51,7 +51,7 @@ class VerifyReport:
         if not self.ok:
             raise IntegrityError(
                 f"the model {self.name} is damaged ({self.summary()})",
-                hint=f"remove it with `edge-llm models rm {self.name}` and install it again",
+                hint=f"import or install it again; its folder is {self.folder}",
             )
 
 

@@ -12,12 +12,15 @@ from enum import StrEnum
 from typing import Any, Self
 
 from edge_llm.errors import ParameterError, quoted
+from edge_llm.sampling.regex_length import shortest_match
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_DEPTH = 32
 """levels of nesting of a schema"""
 MAX_ENUM = 2048
 """values of all enumerations of a schema together"""
+MAX_LEAST_LENGTH = 10_000
+"""characters of the shortest answer that a regex allows"""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python writes it: a small model that may choose white space can choose it for ever"""
@@ -56,6 +59,8 @@ class Grammar:
             raise ParameterError(f"the {self.kind} is empty")
         if self.kind is GrammarKind.JSON_SCHEMA:
             parse_schema(self.text)
+        if self.kind is GrammarKind.REGEX:
+            _check_length(self.text)
 
     @classmethod
     def json_object(cls) -> Self:
@@ -77,6 +82,19 @@ class Grammar:
     @classmethod
     def lark(cls, text: str) -> Self:
         return cls(GrammarKind.LARK, text)
+
+
+def _check_length(pattern: str) -> None:
+    """An answer that must be longer than any is only work: for the compiler, then for each step."""
+    try:
+        length = shortest_match(pattern)
+    except ValueError as error:
+        raise ParameterError(f"the regex is not sound: {error}") from None
+    if length > MAX_LEAST_LENGTH:
+        raise ParameterError(
+            f"the regex has too many states: no answer shorter than {length} characters matches it, "
+            f"at most {MAX_LEAST_LENGTH} are taken"
+        )
 
 
 def parse_schema(text: str) -> dict[str, Any]:

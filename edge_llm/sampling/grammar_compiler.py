@@ -273,5 +273,5 @@ _HINT = "docs/decoding.md says what a grammar may hold"
 
 def _one_line(text: str) -> str:
     """A message of the compiler, which may quote the grammar, fit for a line."""
-    line = ascii(" ".join(text.split()))[1:-1]
+    line = ascii(" ".join(text.partition("<state>")[0].split()))[1:-1]  # after that comes its whole state
     return line if len(line) <= _LONGEST_FAULT else line[: _LONGEST_FAULT // 2] + " ... " + line[-_LONGEST_FAULT // 2 :]

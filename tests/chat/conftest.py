@@ -23,6 +23,21 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture(autouse=True)
+def own_idea_of_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual's pilot sleeps after each key until the process takes little CPU time, which on a busy machine takes seconds
+    and says nothing. Idle is: nothing is left that the event loop could run now."""
+
+    async def nothing_left(*_: float) -> None:
+        quiet = 0
+        while quiet < 3:
+            await asyncio.sleep(0)
+            quiet = 0 if asyncio.get_running_loop()._ready else quiet + 1  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("textual.app.wait_for_idle", nothing_left)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", nothing_left)
+
+
 def app_of(backend: ChatBackend, store: Store | None = None, **start: object) -> ChatApp:
     return ChatApp(backend, store or Store(None), Start(**start))  # type: ignore[arg-type]
 

@@ -426,6 +426,11 @@ def test_another_model_and_another_theme() -> None:
     app = ChatApp(first, Store(None), connect=connect)
 
     async def body(pilot: Pilot[None]) -> None:
+        await command(pilot, "/model nope")
+        await settle(pilot)
+        assert not first.closed  # what is loaded stays
+        await say(pilot, "still there?")
+        assert texts(pilot)[-1] == "a"
         await command(pilot, "/model other-2b")
         await settle(pilot)
         assert first.closed
@@ -465,7 +470,7 @@ def test_commands_are_completed() -> None:
         composer = screen_of(pilot).composer
         await pilot.press(*"/ti")
         await wait_until(lambda: composer.completing, pilot)
-        assert "Rename this chat" in shown(pilot)
+        await wait_until(lambda: "Rename this chat" in shown(pilot), pilot)
         await pilot.press("tab")
         await pilot.pause()
         assert composer.text == "/title "

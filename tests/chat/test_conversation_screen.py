@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from edge_llm_chat.app import ChatApp
 from edge_llm_chat.backend import Ask
 from edge_llm_chat.conversation import State
 from edge_llm_chat.store import Store
 from textual import events
+from textual.screen import Screen
+from textual.selection import Selection
 
-from edge_llm.errors import GenerationError, ModelNotFoundError
+from edge_llm.errors import EdgeLLMError, GenerationError, ModelFormatError, ModelNotFoundError
 from edge_llm.messages import Message, PromptProgress, Role, TextDelta
 from tests.chat.conftest import app_of, chat, say, screen_of, settle, shown, texts, wait_until
 from tests.chat.fakes import DIGEST, FakeAnswering, FakeBackend, answer_of, finished
@@ -235,6 +238,7 @@ def test_the_reader_is_followed_only_at_the_end() -> None:
             await pilot.press("pagedown")
             while transcript.scroll_y < transcript.max_scroll_y:
                 await pilot.press("pagedown")
+            await wait_until(lambda: transcript.following, pilot)
             backend.answers[0].release()
             await settle(pilot)
             assert "line 199" in shown(pilot)
@@ -252,7 +256,7 @@ def test_a_window_that_changes_while_an_answer_comes() -> None:
             for size in ((40, 12), (120, 40), (20, 8), (80, 24)):
                 backend.answers[0].step(8)
                 await pilot.resize_terminal(*size)
-                await pilot.pause()
+                await wait_until(lambda size=size: pilot.app.screen._compositor.size == size, pilot)
                 assert all(len(line) <= size[0] for line in shown(pilot).splitlines())
             backend.answers[0].release()
             await settle(pilot)
@@ -334,5 +338,113 @@ def test_a_history_that_cannot_be_written_is_said_and_the_chat_goes_on() -> None
             await pilot.press("left", "ctrl+o")
             await pilot.pause()
             await pilot.press("escape")
+
+    run(body())
+
+
+def test_a_model_that_cannot_be_loaded_is_said_in_the_conversation_and_the_question_waits_for_another() -> None:
+    def load(_progress: object) -> EdgeLLMError:
+        return ModelFormatError("manifest.json has format version 1", hint="import the model again")
+
+    made: list[FakeBackend] = []
+
+    def connect(name: str) -> FakeBackend:
+        made.append(FakeBackend("Here I am.", name=name))
+        return made[-1]
+
+    async def body() -> None:
+        app = ChatApp(FakeBackend(load=load), Store(None), connect=connect)
+        async with chat(app, (100, 30)) as pilot:
+            screen = screen_of(pilot)
+            await wait_until(lambda: "import the model again" in shown(pilot), pilot)
+            for question in ("Hello?", "Anybody?"):
+                screen.composer.insert(question)
+                await pilot.press("enter")
+                await wait_until(lambda question=question: question in texts(pilot), pilot)
+                await pilot.pause()
+                pilot.app.clear_notifications()
+                await wait_until(lambda: not pilot.app.screen.query("Toast"), pilot)
+                said = shown(pilot)
+                assert "✕ manifest.json has format version 1" in said
+                assert said.index(question) < said.index("✕ manifest") < said.index("import the model again")
+            screen.composer.insert("/model other-2b")
+            await pilot.press("enter")
+            await wait_until(lambda: made and made[0].asked, pilot)
+            await settle(pilot)
+            assert texts(pilot) == ["Hello?", "Anybody?", "Here I am."]
+            assert "format version" not in shown(pilot)
+
+    run(body())
+
+
+def test_what_was_selected_looks_as_before_when_it_is_not_any_more() -> None:
+    async def body() -> None:
+        async with chat(FakeBackend()) as pilot:
+            await say(pilot, "Hi")
+            view = screen_of(pilot).transcript.views[0]
+            before = view.render_lines(view.size.region)
+            pilot.app.screen.selections = {view: Selection(None, None)}
+            assert view.render_lines(view.size.region) != before
+            pilot.app.screen.clear_selection()
+            assert view.render_lines(view.size.region) == before
+
+    run(body())
+
+
+def test_a_stored_chat_says_too_that_its_model_cannot_be_loaded() -> None:
+    store = Store(None)
+
+    async def body() -> None:
+        async with chat(app_of(FakeBackend(), store)) as pilot:
+            await say(pilot, "Hi")
+        broken = FakeBackend(load=lambda _: ModelFormatError("damaged", hint="import it again"))
+        async with chat(app_of(broken, store, conversation=store.last())) as pilot:
+            await wait_until(lambda: "✕ damaged" in shown(pilot) and "import it again" in shown(pilot), pilot)
+
+    run(body())
+
+
+def test_notices_leave_the_composer_to_be_seen() -> None:
+    async def body() -> None:
+        async with chat(FakeBackend(), (100, 30)) as pilot:
+            await settle(pilot)
+            screen_of(pilot).tell("A notice")
+            await wait_until(lambda: "A notice" in shown(pilot), pilot)
+            lines = shown(pilot).splitlines()
+            (at,) = [y for y, line in enumerate(lines) if "A notice" in line]
+            assert at < screen_of(pilot).composer.region.y - 10
+
+    run(body())
+
+
+def test_a_line_that_grows_moves_nothing_and_a_new_one_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts: list[bool] = []
+    layout = Screen._refresh_layout
+    monkeypatch.setattr(Screen, "_refresh_layout", lambda *a, **k: layouts.append(True) or layout(*a, **k))
+
+    async def body() -> None:
+        backend = FakeBackend(answer_of([*["line\n\n"] * 40, "last", *[" word"] * 20, "\n\nend"]), held=True)
+        async with chat(backend, (80, 24)) as pilot:
+            await settle(pilot)
+            await pilot.press(*"Hi", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            backend.answers[0].step(42)
+            await wait_until(lambda: "last" in shown(pilot), pilot)
+            await pilot.pause(0.05)
+            layouts.clear()
+            for text in ("last word", "last word word"):
+                backend.answers[0].step(1)
+                await wait_until(lambda text=text: text in shown(pilot), pilot)
+            assert not layouts
+            backend.answers[0].step(18)
+            await wait_until(lambda: ("last" + " word" * 20)[-60:] in shown(pilot).replace("\n   ", " "), pilot)
+            await pilot.pause(0.05)
+            layouts.clear()
+            backend.answers[0].step(1)
+            await wait_until(lambda: "end" in shown(pilot), pilot)
+            await pilot.pause(0.05)
+            assert len(layouts) == 1
+            backend.answers[0].release()
+            await settle(pilot)
 
     run(body())

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from edge_llm_chat.widgets.status import BARS
 
 from tests.cli.conftest import ROOT
 
@@ -51,7 +52,6 @@ class Terminal:
     def press(self, *keys: str) -> None:
         for key in keys:
             self._tmux("send-keys", key)
-            time.sleep(0.05)
 
     @property
     def screen(self) -> str:
@@ -62,6 +62,13 @@ class Terminal:
         end = time.monotonic() + seconds
         while not all(text in self.screen for text in texts) or gone in self.screen:
             assert time.monotonic() < end, f"{texts} did not come:\n{self.screen}"
+            time.sleep(0.1)
+
+    def wait_for_tokens(self) -> None:
+        """Until the little bars tell that an answer is coming."""
+        end = time.monotonic() + 60.0
+        while not any(bar in self.screen for bar in BARS):
+            assert time.monotonic() < end, f"no tokens came:\n{self.screen}"
             time.sleep(0.1)
 
 
@@ -97,12 +104,12 @@ def test_a_session(terminal: Terminal) -> None:
     terminal.type("Count to one thousand in words.")
     terminal.press("Enter")
     terminal.wait("▎ Count to one", "Ask anything")
-    time.sleep(1.0)
+    terminal.wait_for_tokens()
     terminal.press("Escape")
     terminal.wait("stopped")
     terminal.press("C-r")
     terminal.wait("‹ 2/2 ›", gone="stopped")
-    time.sleep(1.0)
+    terminal.wait_for_tokens()
     terminal.press("Escape")
     terminal.wait("‹ 2/2 › · stopped")
     terminal.press("C-n")

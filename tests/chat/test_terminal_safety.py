@@ -62,7 +62,11 @@ def test_hostile_errors_titles_tags_and_files() -> None:
             await settle(pilot)
             check(pilot)
             await say(pilot, "again")
-            await wait_until(lambda: pilot.app._notifications, pilot)
+            await wait_until(lambda: screen_of(pilot).query(".notice"), pilot)
+            await pilot.pause()
+            check(pilot)
+            screen_of(pilot).report(GenerationError(EVERYTHING, hint=EVERYTHING))
+            await wait_until(lambda: pilot.app.screen.query("Toast"), pilot)
             await pilot.pause()
             check(pilot)
 

@@ -86,3 +86,9 @@ def test_urgency_and_time_are_normal_and_unlimited() -> None:
     request = Request.completion("x")
     assert (request.priority, request.timeout_s) == ("normal", None)
     assert Request.completion("x", timeout_s=5, priority="batch").timeout_s == 5
+
+
+def test_parameters_are_no_dict() -> None:
+    params: Any = {"temperature": 0.7}
+    with pytest.raises(ParameterError, match="must be SamplingParams"):
+        Request.chat(HELLO, params)

@@ -196,6 +196,23 @@ def test_messages_are_one_line_of_ascii(compiler: GrammarCompiler) -> None:
     assert re.fullmatch(r"[ -~]+", str(caught.value))
 
 
+def test_a_failure_in_mid_answer_is_a_short_line_without_the_compilers_state(compiler: GrammarCompiler) -> None:
+    class Broken:
+        def is_error(self) -> bool:
+            return True
+
+        def consume_token(self, token_id: int) -> None: ...
+
+        def get_error(self) -> str:
+            return "too complex\n<state>\nTokens: secret\n</state><grammar>" + "x" * 100_000
+
+    matcher = compiler.matcher(Grammar.regex("a"))
+    matcher._matcher = Broken()
+    with pytest.raises(GenerationError) as caught:
+        matcher.accept(0)
+    assert str(caught.value) == "the answer cannot follow its grammar: too complex"
+
+
 @pytest.mark.parametrize("number", range(len(BOMBS)))
 def test_bombs_are_refused_or_bounded(compiler: GrammarCompiler, number: int) -> None:
     """F23: a hostile grammar gives an error or a matcher that works in small steps, and the compiler lives."""

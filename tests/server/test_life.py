@@ -372,6 +372,20 @@ def test_answers_that_take_longer_are_told_so(stream: bool) -> None:
         connection.close()
 
 
+def test_who_is_still_sending_when_the_grace_is_over_is_told_so() -> None:
+    with running(grace_s=0.1) as server:
+        connection = socket.create_connection(("127.0.0.1", server.serving.port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost:{server.serving.port}\r\n"
+        connection.sendall(f'{head}Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{{"mess'.encode())
+        until(lambda: server.serving._servers[0].server_state.tasks)
+        server.serving.stop()
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 503
+        assert json.loads(response.read())["error"]["message"] == "the server is stopping"
+        connection.close()
+
+
 def test_the_second_time_it_stops_at_once() -> None:
     core = make_core(ENDLESS, context=60_000, slots=1, prefix_cache="off")
     core.session.before_step = lambda _step: time.sleep(0.005)

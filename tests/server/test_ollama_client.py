@@ -101,6 +101,13 @@ def test_what_is_there(client: ollama.Client, server: Running) -> None:
     assert httpx.get(f"{server.url}/api/version").json()["version"]
 
 
+def test_its_program_finds_a_server(server: Running) -> None:
+    """`ollama run` asks so before anything else, and gives up at any error."""
+    assert httpx.head(f"{server.url}/").status_code == 200
+    reply = httpx.get(f"{server.url}/")
+    assert (reply.text, reply.headers["content-type"]) == ("edge_llm is running", "text/plain; charset=utf-8")
+
+
 def test_what_is_not_there_is_said_in_its_words(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="there is no model 'none'") as caught:
         client.chat("none", CHAT)

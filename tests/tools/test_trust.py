@@ -17,7 +17,7 @@ from edge_llm.sampling.speculation import SpeculativeDecoder
 from edge_llm.toolbox import folder
 from edge_llm.toolbox.approval import Decision
 from edge_llm.toolbox.runner import ToolRunner
-from tools.trust import clients, determinism, kernel_trials, machines, prefixes, tools
+from tools.trust import bodies, clients, determinism, kernel_trials, machines, prefixes, tools
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +96,18 @@ def test_f16_deaths_of_an_engine_are_told_and_survived() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("| F16 |")
+
+
+def test_f11_runs_by_hand_what_the_server_s_tests_run(kernels: KernelLibrary) -> None:
+    assert bodies.bodies(50, 2) == 50
+    assert set(bodies.FIGURES) == {"F10", "F11"}
+
+
+def test_f15_a_server_that_is_told_to_end_leaves_no_reply_cut() -> None:
+    command = [sys.executable, "-m", "tools.trust.ends"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| F15 |")
 
 
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def main() -> None:
         rounds=options.rounds,
         timeout_s=options.timeout,
         quick=options.quick,
+        sections=options.section,
     )
     load = os.getloadavg()[0]
     if load > _BUSY:
@@ -63,6 +64,10 @@ def _options() -> argparse.Namespace:
     add("--rounds", type=_positive, default=5, help="default: 5; what takes long has 3 at most")
     add("--timeout", type=float, default=600, metavar="SECONDS", help="of one measurement")
     add("--plot", type=Path, metavar="FILE.svg", help="write the plot of decode against context")
+    sections = ("decode", "prefill", "batched decode", "first token", "a token's text")
+    add(
+        "--section", action="append", default=[], choices=sections, help="measure only this; may be given several times"
+    )
     add("--quick", action="store_true", help="one round of a few cells, to see that all of it works")
     add("--json", action="store_true", help="print only the line of JSON")
     return parser.parse_args()

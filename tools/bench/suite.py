@@ -46,6 +46,8 @@ class Settings:
     rounds: int
     timeout_s: float
     quick: bool
+    sections: Sequence[str] = ()
+    """only these sections of the tables, with all threads; none: everything"""
 
 
 @dataclass
@@ -77,7 +79,8 @@ def run(settings: Settings, note: Note) -> Outcome:
     context = min(_CONTEXT, outcome.manifest.dimensions.context)
     for threads, group in _groups(settings, texts).items():
         outcome.results[threads] = _measured(settings, outcome, threads, context, group, note)
-    outcome.results[settings.threads] += _whole_processes(settings, contestants, texts, context, note)
+    if not settings.sections:
+        outcome.results[settings.threads] += _whole_processes(settings, contestants, texts, context, note)
     cost = ModelCost.of_folder(folder)
     outcome.limits = {threads: _limits(results, cost) for threads, results in outcome.results.items()}
     outcome.seconds = time.perf_counter() - started
@@ -126,6 +129,8 @@ def _groups(settings: Settings, texts: _Texts) -> dict[int, list[cells.Cell]]:
     if settings.quick:
         return {settings.threads: cells.quick(prompts)}
     groups = {settings.threads: cells.all_threads(prompts, settings.rounds)}
+    if settings.sections:
+        return {settings.threads: [cell for cell in groups[settings.threads] if cell.section in settings.sections]}
     if settings.threads > 1:
         groups[1] = cells.one_thread(settings.rounds)
     return groups

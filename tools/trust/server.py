@@ -85,7 +85,7 @@ KEYS: tuple[tuple[str, ...], ...] = (
 )
 PATHS = (
     *("/health", "/ready", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/files", "/api/chat", "/nothing"),
-    *("/health/", "//health", "/HEALTH", "/health/../v1/models", "/%68ealth", "/health;x", "/health?x", "", "*"),
+    *("/health/", "//health", "/HEALTH", "/health/../v1/models", "/%68ealth", "/health;x", "/health?x", "", "*", "/"),
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "PROPFIND")
 

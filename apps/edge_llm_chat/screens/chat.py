@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from textual import work
@@ -198,12 +199,15 @@ class ChatScreen(WritingScreen):
         if self.busy_told():
             return
         name: str | None = argument
+        try:
+            found = await self.app.backend.models()
+        except EdgeLLMError as error:
+            self.report(error)
+            return
+        if name and name not in {one.name for one in found} and not Path(name).expanduser().exists():
+            self.tell(f"No model is called {clean_line(name)}: /model alone shows those there are")  # the old one stays
+            return
         if not name:
-            try:
-                found = await self.app.backend.models()
-            except EdgeLLMError as error:
-                self.report(error)
-                return
             listed = [Choice(one.name, one.name, one.detail) for one in found]
             current = self.model.name if self.model else None
             name = await self.app.push_screen_wait(PickScreen("Models", listed, current=current))

@@ -24,6 +24,7 @@ from edge_llm.text.terminal import clean_line
 from edge_llm_chat.answering import Answer, text_of
 from edge_llm_chat.backend import Ask, ModelInfo
 from edge_llm_chat.conversation import Attachment, Conversation, Facts, State, Turn, state_of
+from edge_llm_chat.markdown.leaves import parser
 from edge_llm_chat.toolbelt import MAX_ROUNDS, Toolbelt
 from edge_llm_chat.widgets.composer import Composer
 from edge_llm_chat.widgets.message import MessageView, Place
@@ -36,15 +37,16 @@ if TYPE_CHECKING:
 
 ALTERNATIVES = 10
 """tokens that are told for each place of an answer"""
-_SHORTEST_S, _LONGEST_S = 0.05, 1.0
-_SHARE = 5
-"""showing text may take one part in so many of the time"""
+_SHORTEST_S, _LONGEST_S = 0.06, 1.0
+_SHARE = 12
+"""what is done here may take one part in so many of a core's time: the model wants it too"""
 
 
 class ConversationScreen(Screen[None]):
     """Shows a `Conversation`, takes questions, and shows answers while they come."""
 
     app: ChatApp
+    BLANK = True  # widgets cover it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Stop the answer; back to typing", id="chat.stop"),
         Binding("ctrl+c", "copy_selection", "Copy what is selected", id="chat.copy_selection"),
@@ -62,13 +64,14 @@ class ConversationScreen(Screen[None]):
         self.busy = False
         """an answer is coming, or its tools run"""
         self.belt = Toolbelt(self._approve)
+        self._failure: EdgeLLMError | None = None  # why there is no model
         self._stopped = False
         self._answering: MessageView | None = None
         self._editing: int | None = None  # the question that is written anew
         self._attached: list[Attachment] = []
         self._waiting: list[tuple[int | None, tuple[TokenInfo, ...]]] = []
         self._flush_set = False
-        self._cost_s = 0.0
+        self._cost_s = self._spent_s = 0.0
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -104,6 +107,7 @@ class ConversationScreen(Screen[None]):
     @work(exclusive=True, group="model", exit_on_error=False)
     async def load_model(self) -> None:
         """Load behind the screen; a question that was asked meanwhile is answered then."""
+        self._failure = None
         self.status.tell(state="loading", doing="loading", fraction=None)
         try:
             self.model = await self.app.backend.load(self._progress)
@@ -112,14 +116,19 @@ class ConversationScreen(Screen[None]):
                 error if isinstance(error, EdgeLLMError) else RuntimeFailure(f"the model cannot be loaded: {error!r}")
             )
             self.status.tell(state="failed", doing=clean_line(str(failure)), fraction=None)
-            self.report(failure)
+            self._failure = failure
+            self.query_one("#welcome", Static).update(_words(failure))
+            if self.conversation.turns:
+                await self.transcript.tell(_words(failure))
             return
+        self.query_one("#welcome", Static).update(_WELCOME)
         self.status.tell(
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
         )
         self.conversation.model = self.model.name
         if self.model.notice:
             self.tell(self.model.notice)
+        await asyncio.to_thread(parser)  # its library, before the first answer waits for it
         if self._waiting:
             self._start(*self._waiting.pop())
 
@@ -167,8 +176,7 @@ class ConversationScreen(Screen[None]):
 
     def report(self, error: EdgeLLMError) -> None:
         """Say what went wrong, and what to do about it."""
-        text = clean_line(str(error)) + (f"\n{clean_line(error.hint)}" if error.hint else "")
-        self.notify(text, severity="error", markup=False, timeout=8)
+        self.notify(_words(error), severity="error", markup=False, timeout=8)
 
     @contextmanager
     def reported(self) -> Iterator[None]:
@@ -200,7 +208,10 @@ class ConversationScreen(Screen[None]):
         self._waiting.clear()
         if self.model is None:
             self._waiting.append((question, prefix))
-            self.tell("The answer comes as soon as the model is loaded")
+            if self._failure is None:
+                self.tell("The answer comes as soon as the model is loaded")
+            else:
+                self.run_worker(self.transcript.tell(_words(self._failure)))
             return
         self.busy = True
         self._run(question, prefix)
@@ -234,6 +245,7 @@ class ConversationScreen(Screen[None]):
         view.wait("…")
         self.transcript.follow()
         self.status.tell(state="answering", speeds=())
+        self._cost_s, self._spent_s = 0.0, time.thread_time()
         try:
             messages = tuple(self.conversation.messages(question))
             ask = Ask(messages, self._params(turn), begun, self.belt.tools, tool_choice)
@@ -286,11 +298,12 @@ class ConversationScreen(Screen[None]):
     async def _end(self, turn: Turn, view: MessageView, answer: Answer, begun: tuple[int, ...]) -> None:
         """Keep the answer as far as it came; nothing is kept of one that failed before its first word."""
         if answer.error is not None:
-            self.report(answer.error)
             if not answer.text:
                 self.conversation.remove(turn.id)
                 await self.show_path()
+                await self.transcript.tell(_words(answer.error))
                 return
+            self.report(answer.error)
             changes: dict[str, object] = {"state": State.FAILED, "facts": Facts(note=clean_line(str(answer.error)))}
         else:
             assert answer.finished is not None
@@ -320,26 +333,23 @@ class ConversationScreen(Screen[None]):
             self.set_timer(min(max(_SHORTEST_S, _SHARE * self._cost_s), _LONGEST_S), self._flush)
 
     def _flush(self) -> None:
-        """Show what has come since the last time. The longer that takes, the longer it is until the next."""
+        """Show what has come since the last time. The more time this thread took since then, the longer it is until the next."""
         self._flush_set = False
         answer, view = self.answer, self._answering
         if answer is None or view is None:
             return
-        started = time.perf_counter()
+        spent = time.thread_time()
+        self._cost_s, self._spent_s = spent - self._spent_s, spent
         text, reasoning = answer.pending()
         if text or reasoning:
             view.append(text, reasoning)
-            view.refresh_text()
+            self.transcript.grow(view.refresh_text())
         elif answer.calling:
             view.wait(f"calling {clean_line(answer.calling)} …")
         elif answer.progress is not None and not answer.text:
             view.wait(f"reading {answer.progress.done:,} of {answer.progress.total:,} tokens")
         rates = answer.speed.rates()
         self.status.tell(speeds=rates, **({"tokens_per_s": rates[-1]} if rates else {}))
-        self.call_after_refresh(self._flushed, started)
-
-    def _flushed(self, started: float) -> None:
-        self._cost_s = time.perf_counter() - started
 
     # --- keys ---
 
@@ -390,6 +400,11 @@ class ConversationScreen(Screen[None]):
         attached = self.query_one("#attached", Static)
         attached.update(Content("  ".join(f"▤ {clean_line(item.name)}" for item in self._attached)))
         attached.set_class(bool(self._attached), "some")
+
+
+def _words(error: EdgeLLMError) -> str:
+    """What went wrong, and what to do about it."""
+    return clean_line(str(error)) + (f"\n{clean_line(error.hint)}" if error.hint else "")
 
 
 _WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"

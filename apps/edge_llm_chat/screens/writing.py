@@ -53,7 +53,7 @@ class WritingScreen(ConversationScreen):
 
     def busy_told(self) -> bool:
         """Whether an answer is coming; if so, that is said."""
-        if self.busy or self._waiting:
+        if self.busy or (self._waiting and self._failure is None):
             self.tell("An answer is coming: Escape stops it")
             return True
         return False
@@ -85,6 +85,8 @@ class WritingScreen(ConversationScreen):
         found = [Option(_offer(one), id=f"/{one.name}") for one in commands.matching(text)]
         if not found and self.composer.cursor_location == self.composer.document.end:
             found = [Option(clean_line(path), id=path) for path in files.completions(text)]
+        if not found and not self.composer.completing:
+            return  # most keys: a list that changes costs a layout
         offered = self.query_one("#completions", OptionList)
         offered.clear_options()
         offered.add_options(found)

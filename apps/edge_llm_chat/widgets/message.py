@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style as RichStyle
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
@@ -30,6 +32,8 @@ RESULT_LINES = 4
 """and of what a tool says"""
 LONG = 40_000
 """characters from which on a finished text is read and drawn on a thread"""
+_MOST_ROWS = 1_000
+"""lines that are kept as they are drawn"""
 _MARGIN = 2
 _WIDEST = 110
 """cells of a line of text: longer ones are hard to read"""
@@ -62,6 +66,10 @@ class MessageView(Widget, can_focus=True):
         Binding("d", "tell('delete')", "Delete from here on", id="message.delete"),
     ]
 
+    virtual_size = Reactive(
+        Size(0, 0), repaint=False
+    )  # Textual's own asks for a second layout after each change of the height
+
     @dataclass
     class Told(Message):
         """The user wants `action` (the names in BINDINGS) of this message."""
@@ -88,6 +96,8 @@ class MessageView(Widget, can_focus=True):
         self._thoughts = self._document(turn.reasoning)
         self._palette: Palette | None = None
         self._lines: list[Strip] = []
+        self._rows: dict[int, tuple[Strip, bool, Strip]] = {}  # by number: line, whether it is the last, as it is drawn
+        self._look: object = None
         self._width = 0
         self._stale = True
 
@@ -96,7 +106,7 @@ class MessageView(Widget, can_focus=True):
         if not self._is_answer:
             return Document(shown, markdown=False)
         # a long one is read when it is mounted, on a thread
-        return Document(shown, finished=not self.streaming and len(shown) <= LONG)
+        return Document(shown, finished=not self.streaming and not _takes_long(shown))
 
     # --- what changes ---
 
@@ -108,12 +118,16 @@ class MessageView(Widget, can_focus=True):
             self._thoughts.feed(self._thought_filter.feed(reasoning))
         self.waiting = ""
 
-    def refresh_text(self) -> None:
-        """Draw what was appended; where the height stays, only this widget is drawn."""
-        before = len(self._lines)
+    def refresh_text(self) -> int:
+        """Draw what was appended, and no more of this widget than that where the height stays; gives how many lines came."""
+        before = self._lines
         self._stale = True
         self._draw()
-        self.refresh(layout=len(self._lines) != before)
+        if len(self._lines) != len(before):
+            self.refresh(layout=True)
+        elif changed := [y for y in range(_first_new(before, self._lines), len(before)) if self._lines[y] != before[y]]:
+            self.refresh(Region(0, changed[0], self.size.width, changed[-1] - changed[0] + 1))
+        return len(self._lines) - len(before)
 
     async def end(self, turn: Turn) -> None:
         """The answer is complete: show it as a whole."""
@@ -126,7 +140,7 @@ class MessageView(Widget, can_focus=True):
         for document in (self._thoughts, self._body):
             if document.finished:
                 continue
-            if len(document.text) <= LONG or self._palette is None or not self._width:
+            if not _takes_long(document.text) or self._palette is None or not self._width:
                 document.finish()
             else:
                 document.become(await asyncio.to_thread(Document.read, document.text))
@@ -167,7 +181,7 @@ class MessageView(Widget, can_focus=True):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._palette = None
+        self._palette = self._look = None
         self._stale = True
 
     def _restyle(self) -> None:
@@ -191,8 +205,8 @@ class MessageView(Widget, can_focus=True):
         return len(self._lines)
 
     def _draw(self) -> None:
-        if not self._stale or not self._width:
-            return
+        if not self._stale or not self._width or not self.is_attached:
+            return  # Textual may paint a widget once more that it has taken the styles of
         self._stale = False
         if self._palette is None:
             self._palette = Palette.of(self._style)
@@ -260,25 +274,37 @@ class MessageView(Widget, can_focus=True):
         line = Content.styled(text, "dim").truncate(self._room, ellipsis=True)
         return strip_of(line, self._palette, self._palette("text"))
 
-    def render_line(self, y: int) -> Strip:
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """In place of Textual's cache of lines, which is empty after each change of the height: a growing answer would be
+        drawn anew as a whole, many times a second."""
         self._draw()
-        base = self.visual_style.rich_style
-        width = self.size.width
+        base, width = self.visual_style.rich_style, self.size.width
+        if not self.is_attached:
+            return [Strip.blank(crop.width, base)] * crop.height
+        look = (base, width, self.has_focus, self.text_selection)
+        if look != self._look or len(self._rows) > _MOST_ROWS:
+            self._look = look
+            self._rows.clear()
+        rows = [self._row(y, base, width) for y in crop.line_range]
+        for line_filter in self.get_line_filters():
+            rows = [row.apply_filter(line_filter, self.background_colors[1]) for row in rows]
+        return rows if crop.column_span == (0, width) else [row.crop(*crop.column_span) for row in rows]
+
+    def _row(self, y: int, base: RichStyle, width: int) -> Strip:
+        """Line `y` as it goes to the screen."""
         if not 0 <= y < len(self._lines):
             return Strip.blank(width, base)
-        last = y == len(self._lines) - 1
-        bar = self.get_visual_style("message--bar") if not last else None
-        left = Strip(
-            [
-                Segment(
-                    "▎ " if bar and (self.has_class("question") or self.has_focus) else "  ",
-                    (bar.rich_style if bar else base),
-                )
-            ],
-            _MARGIN,
-        )
-        line = self._selected(self._lines[y], y).apply_offsets(0, y)
-        return Strip.join([left, line]).apply_style(base).adjust_cell_length(width, base)
+        line, last = self._lines[y], y == len(self._lines) - 1
+        kept = self._rows.get(y)
+        if kept is not None and kept[0] == line and kept[1] == last:
+            return kept[2]
+        bar = self.get_visual_style("message--bar").rich_style if not last else base
+        marked = not last and (self.has_class("question") or self.has_focus)
+        left = Strip([Segment("▎ " if marked else "  ", bar)], _MARGIN)
+        text = self._selected(line, y).apply_offsets(0, y)
+        row = Strip.join([left, text]).apply_style(base).adjust_cell_length(width, base)
+        self._rows[y] = (line, last, row)
+        return row
 
     # --- selecting with the mouse ---
 
@@ -295,3 +321,16 @@ class MessageView(Widget, can_focus=True):
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         return selection.extract("\n".join(line.text.rstrip() for line in self._lines)), "\n"
+
+
+def _takes_long(text: str) -> bool:
+    """To be read and drawn on a thread: a long text, and one with code, whose lexers may have to be loaded."""
+    return len(text) > LONG or "```" in text or "~~~" in text
+
+
+def _first_new(old: list[Strip], new: list[Strip]) -> int:
+    """From where on two lists of lines are not the same objects; what is settled is, and stands before the rest."""
+    y = len(new)
+    while y and old[y - 1] is not new[y - 1]:
+        y -= 1
+    return y

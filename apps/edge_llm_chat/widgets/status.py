@@ -45,10 +45,10 @@ class StatusLine(Static):
         machine = replace(self.machine, **changes)  # type: ignore[arg-type]
         if machine != self.machine:
             self.machine = machine
-            self.update(line(machine, self.size.width or 80))
+            self.update(line(machine, self.size.width or 80), layout=False)  # one line it stays
 
     def on_resize(self) -> None:
-        self.update(line(self.machine, self.size.width))
+        self.update(line(self.machine, self.size.width), layout=False)
 
 
 def line(machine: Machine, width: int) -> Content:

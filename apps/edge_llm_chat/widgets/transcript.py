@@ -10,6 +10,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.message import Message
+from textual.widgets import Static
 
 from edge_llm_chat.conversation import Turn
 from edge_llm_chat.widgets.message import MessageView, Place
@@ -29,6 +30,8 @@ class Transcript(VerticalScroll, can_focus=False):
     class Left(Message):
         """The user has gone down past the last message."""
 
+    BLANK = True  # nothing is drawn of it but its ground: that is cheap
+
     def __init__(self) -> None:
         super().__init__(id="transcript")
         self.following = True
@@ -42,8 +45,8 @@ class Transcript(VerticalScroll, can_focus=False):
             old[same].show_place(places[same])
             same += 1
         async with self.batch():
-            for view in old[same:]:
-                await view.remove()
+            for gone in (*self.query_children(".notice"), *old[same:]):
+                await gone.remove()
             await self.mount_all(
                 MessageView(turn, place) for turn, place in zip(turns[same:], places[same:], strict=True)
             )
@@ -53,6 +56,13 @@ class Transcript(VerticalScroll, can_focus=False):
         view = MessageView(turn, place, streaming=streaming)
         await self.mount(view)
         return view
+
+    async def tell(self, text: str) -> None:
+        """Say below the messages why no answer follows; until the next change."""
+        for old in self.query_children(".notice"):
+            await old.remove()
+        indented = text.replace("\n", "\n  ")
+        await self.mount(Static(f"✕ {indented}", markup=False, classes="notice"))
 
     def follow(self) -> None:
         """Go to the end and stay there until the reader scrolls up."""
@@ -64,6 +74,11 @@ class Transcript(VerticalScroll, can_focus=False):
     def watch_virtual_size(self) -> None:
         if self.following:
             self.scroll_end(animate=False, immediate=True)
+
+    def grow(self, by: int) -> None:
+        """A message becomes `by` lines longer: scroll now, and not when that is laid out, for then it would be painted twice."""
+        if by > 0 and self.following and self.max_scroll_y > 0:
+            self.virtual_size += (0, by)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
