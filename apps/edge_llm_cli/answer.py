@@ -57,6 +57,8 @@ SeldomCacheOption = Annotated[
     ),
 ]
 PrivateOption = Annotated[bool, kept_option("--private", help="Keep nothing of this conversation on disk.")]
+BURST_S = 0.2
+"""a key that is held, or somebody impatient"""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -153,7 +155,7 @@ def show(handle: Handle) -> Answer:
 def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
     """Reads an answer to its end, giving each piece to `take`. Ctrl-C ends it within a step and keeps what was said.
 
-    A second Ctrl-C leaves at once.
+    A second Ctrl-C leaves at once; several within `BURST_S` are one.
     """
     pieces, thoughts = [], []
     with _cancelled_by_ctrl_c(handle) as interrupted, contextlib.closing(handle):
@@ -172,18 +174,23 @@ def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
 def _cancelled_by_ctrl_c(handle: Handle) -> Iterator[threading.Event]:
     """Gives an event that is set once Ctrl-C was pressed. KeyboardInterrupt would lose text: it is raised anywhere."""
     pressed = threading.Event()
+    first_s = 0.0
 
     def press(_number: int, _frame: object) -> None:
-        if pressed.is_set():
+        nonlocal first_s
+        if not pressed.is_set():
+            first_s = time.monotonic()
+            pressed.set()
+            handle.cancel()
+        elif time.monotonic() - first_s > BURST_S:
             raise KeyboardInterrupt
-        pressed.set()
-        handle.cancel()
 
     previous = signal.signal(signal.SIGINT, press)
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, previous)
+        if not pressed.is_set():  # else the rest of a burst must not disturb what comes now
+            signal.signal(signal.SIGINT, previous)
 
 
 def note_if_cut(result: Answer, params: SamplingParams) -> None:

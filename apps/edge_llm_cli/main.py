@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -115,4 +116,18 @@ def load() -> Callable[..., Any]:
 def run(program: Callable[..., Any] | None = None) -> None:
     """The program, once it is loaded."""
     console.prepare()
-    (program or load())(prog_name="edge-llm")
+    try:
+        (program or load())(prog_name="edge-llm")
+    except KeyboardInterrupt:  # another one, while the first was being reported
+        console.note("interrupted")
+        _end_interrupted()
+    except SystemExit as end:
+        if end.code != INTERRUPTED:
+            raise
+        _end_interrupted()
+
+
+def _end_interrupted() -> NoReturn:
+    """Nothing that is pressed now is news, and Python itself would answer it with a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise SystemExit(INTERRUPTED) from None

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,22 @@ def test_ctrl_c_keeps_what_was_said(own_home: Path) -> None:
     assert out.endswith("\n")
     assert len(out) < 3000
     assert err == "interrupted\n"
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.01, 0.04, 0.3])
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=str)
+def test_more_than_one_ctrl_c_is_no_traceback(own_home: Path, gap: float, options: list[str]) -> None:
+    """They come while the answer ends, while that is reported, and while Python itself leaves."""
+    command = stub_command({"pieces": ["one "], "times": 1000, "delay": 0.02, "announce": 3}, "run", "Hi", *options)
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.read(6) == "ready\n"
+        for _ in range(8):
+            process.send_signal(signal.SIGINT)
+            time.sleep(gap)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert out.endswith("\n") or gap > 0.1
 
 
 def test_ctrl_c_with_json_still_prints_the_object(own_home: Path) -> None:
