@@ -138,7 +138,7 @@ def test_a_client_that_takes_nothing_loses_its_connection_and_its_slot() -> None
         until(lambda: any(entry["event"] == "request" for entry in server.log))
         (entry,) = [entry for entry in server.log if entry["event"] == "request"]
         assert core.free_slots == 1
-        assert entry["completion_tokens"] * 1000 < 25_000_000, "all of it went into buffers: nothing was tried"
+        assert entry["bytes_out"] < 2_000_000, "how long it keeps a slot grows with what lies in buffers"
         connection.close()
 
 
@@ -451,14 +451,27 @@ def test_slow_clients_lose_their_connection_and_disturb_nobody() -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_more_connections_than_there_may_be_are_closed() -> None:
-    with running(max_connections=3) as server:
+def test_a_new_connection_takes_the_place_of_the_longest_idle_one() -> None:
+    with running(max_connections=3, head_timeout_s=600.0) as server:
         address = ("127.0.0.1", server.serving.port)
-        taken = [socket.create_connection(address) for _ in range(3)]
-        until(lambda: len(server.serving._servers[0].server_state.connections) == 3)
-        with socket.create_connection(address) as refused:
-            assert _is_closed(refused)
-        for connection in taken:
-            connection.close()
-        until(lambda: not server.serving._servers[0].server_state.connections)
+        idle = []
+        for count in range(1, 4):
+            idle.append(socket.create_connection(address))
+            until(lambda count=count: len(server.serving._servers[0].server_state.connections) == count)
         assert httpx.get(f"{server.url}/health").status_code == 200
+        assert _is_closed(idle[0])
+        idle += [socket.create_connection(address) for _ in range(20)]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        for connection in idle:
+            connection.close()
+
+
+def test_connections_that_are_answered_keep_their_places(gate: Gate) -> None:
+    with running(gate, max_connections=1) as server:
+        answered = ask(server, {"max_tokens": 2})
+        until(lambda: server.core.free_slots == 0)
+        with socket.create_connection(("127.0.0.1", server.serving.port)) as refused:
+            assert _is_closed(refused)
+        gate.open()
+        assert answered.recv(100).startswith(b"HTTP/1.1 200")
+        answered.close()
