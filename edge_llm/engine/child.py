@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from edge_llm import machine
 from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.channel import Channel
 from edge_llm.engine.client import ThreadClient
@@ -158,6 +159,8 @@ class _Service:
         except WireError as error:
             data = frame([Reply(number, ParameterError(f"the answer cannot be sent: {error}", hint="ask for less"))])
         self._channel.send(data)
+        if self._channel.received_much():
+            machine.return_freed_memory_later()
 
     def _start(self, number: int, request: Request, entry: _Request) -> None:
         try:

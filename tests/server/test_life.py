@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -140,6 +141,35 @@ def test_a_client_that_takes_nothing_loses_its_connection_and_its_slot() -> None
         assert core.free_slots == 1
         assert entry["bytes_out"] < 2_000_000, "how long it keeps a slot grows with what lies in buffers"
         connection.close()
+
+
+def test_what_nobody_waits_for_any_more_is_not_even_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F13: a client that sends megabytes and closes at once."""
+    submitted: list[Any] = []
+    submit = ThreadClient.submit
+
+    def note(self: ThreadClient, request: Any) -> Any:
+        submitted.append(request)
+        return submit(self, request)
+
+    with running(gate) as server:
+        entered = server.serving.engines._entered
+        left = threading.Event()
+
+        async def enter_late(*arguments: Any) -> Any:
+            held = await entered(*arguments)
+            await asyncio.to_thread(left.wait, 20)
+            await asyncio.sleep(0.2)
+            return held
+
+        monkeypatch.setattr(server.serving.engines, "_entered", enter_late)
+        monkeypatch.setattr(ThreadClient, "submit", note)
+        for stream in (False, True):
+            ask(server, {"stream": stream}).close()
+        left.set()
+        until(lambda: sum(entry["event"] == "request" for entry in server.log) == 2)
+        assert [entry["status"] for entry in server.log if entry["event"] == "request"] == [499, 499]
+    assert not submitted
 
 
 # --- too much at a time (B50, F13) ---
