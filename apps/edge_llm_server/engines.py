@@ -60,6 +60,11 @@ class Engines:
             )
         return wanted
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request of any model is here."""
+        return any(self._inside.values())
+
     async def start(self) -> None:
         """Load the first model. Raises its `EdgeLLMError`."""
         manager, _ = await self._entered(self.names[0], wait_s=None)
