@@ -43,6 +43,8 @@ from edge_llm.messages import Event, Finished
 
 _INTAKE_THREADS = 4
 """requests that are checked and tokenised side by side: a long one delays no short one and no cancel"""
+_MUCH_BYTES = 1 << 20
+"""of a reply, for which several times as much was held"""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -159,7 +161,7 @@ class _Service:
         except WireError as error:
             data = frame([Reply(number, ParameterError(f"the answer cannot be sent: {error}", hint="ask for less"))])
         self._channel.send(data)
-        if self._channel.received_much():
+        if self._channel.received_much() or len(data) > _MUCH_BYTES:
             machine.return_freed_memory_later()
 
     def _start(self, number: int, request: Request, entry: _Request) -> None:
