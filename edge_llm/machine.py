@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def return_freed_memory() -> None:
     """Give the system what the C library keeps of memory that was freed, where it can (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+_returning = threading.Lock()
+
+
+def return_freed_memory_later(delay_s: float = 1.0) -> None:
+    """As `return_freed_memory`, soon and once, however often this is called meanwhile: the caller still holds what is to go."""
+    if not _returning.acquire(blocking=False):
+        return
+
+    def give_back() -> None:
+        _returning.release()
+        return_freed_memory()
+
+    timer = threading.Timer(delay_s, give_back)
+    timer.daemon = True
+    timer.start()
 
 
 def cpu_identity(root: Path = ROOT) -> str | None:

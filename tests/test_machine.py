@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from pathlib import Path
 
 import pytest
 
+from edge_llm import machine
 from edge_llm.machine import cpu_identity, resident_memory, return_freed_memory
 
 INTEL = """processor\t: {number}
@@ -63,3 +65,21 @@ def test_freed_memory_can_be_returned_anywhere(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("ctypes.CDLL", no_library)
     return_freed_memory()
+
+
+def test_freed_memory_is_returned_once_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    done = threading.Event()
+
+    def give_back() -> None:
+        calls.append(None)
+        done.set()
+
+    monkeypatch.setattr(machine, "return_freed_memory", give_back)
+    for _ in range(50):
+        machine.return_freed_memory_later(0.2)
+    assert done.wait(20)
+    assert len(calls) == 1
+    done.clear()
+    machine.return_freed_memory_later(0.0)
+    assert done.wait(20)

@@ -60,6 +60,11 @@ class Engines:
             )
         return wanted
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request of any model is here."""
+        return any(self._inside.values())
+
     async def start(self) -> None:
         """Load the first model. Raises its `EdgeLLMError`."""
         manager, _ = await self._entered(self.names[0], wait_s=None)
@@ -128,9 +133,12 @@ class Engines:
         """`work` on a thread, for what may take longer than the loop can wait."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def submit(self, client: EngineClient, requests: Collection[Request]) -> list[Handle]:
-        """Starts all of the requests or, if one is refused, none. Raises `EdgeLLMError`."""
-        handles = await self.run(_submit_all, client, requests)
+    async def submit(
+        self, client: EngineClient, requests: Collection[Request], *, wanted: Callable[[], bool]
+    ) -> list[Handle]:
+        """Starts all of the requests or, if one is refused, none. Raises `EdgeLLMError`, and `ApiError` once none of them is
+        `wanted` any more: a prompt of megabytes is work before it is a request."""
+        handles = await self.run(_submit_all, client, requests, wanted)
         self._handles.update(handles)
         return handles
 
@@ -192,10 +200,12 @@ def _left(manager: AbstractContextManager[EngineClient]) -> Callable[[asyncio.Fu
     return leave
 
 
-def _submit_all(client: EngineClient, requests: Collection[Request]) -> list[Handle]:
+def _submit_all(client: EngineClient, requests: Collection[Request], wanted: Callable[[], bool]) -> list[Handle]:
     handles: list[Handle] = []
     try:
         for request in requests:
+            if not wanted():
+                raise ApiError(499, "the client is gone")
             handles.append(client.submit(request))
     except BaseException:
         for handle in handles:

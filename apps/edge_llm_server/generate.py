@@ -55,7 +55,7 @@ class Generate(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[STATE]
         answers = [Answer() for _ in self._requests]
-        async with self._engines.use(self._model) as client, _listener(receive, self._engines) as listener:
+        async with _listener(receive, self._engines) as listener, self._engines.use(self._model) as client:
             exchange.model = client.info.name
             shape = self._shape(client.info)
             try:
@@ -69,7 +69,7 @@ class Generate(Response):
 
     async def _submit(self, client: EngineClient, requests: Sequence[Request], listener: _Listener) -> list[Handle]:
         try:
-            handles = await self._engines.submit(client, requests)
+            handles = await self._engines.submit(client, requests, wanted=lambda: not listener.gone)
         except QueueFullError:
             raise
         except EdgeLLMError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -9,16 +10,23 @@ from fastapi import APIRouter, Request, Response
 from edge_llm.engine.request import Request as EngineRequest
 from edge_llm.errors import EdgeLLMError
 from edge_llm_server.api_error import ApiError
+from edge_llm_server.exchange import STATE
 from edge_llm_server.prometheus import CONTENT_TYPE, exposition
 from edge_llm_server.routes_openai import body_of
 from edge_llm_server.schemas import DetokenizeBody, TokenizeBody
 from edge_llm_server.service import Service
 from edge_llm_server.translate import message
 
+_LONG_BYTES = 64 << 10
+"""a text of which the tokens take long to find: one at a time, so that it holds up nobody's requests"""
+_SHORT_AT_A_TIME = 16
+
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
     engines = service.engines
+    long_texts = asyncio.Semaphore(1)
+    short_texts = asyncio.Semaphore(_SHORT_AT_A_TIME)
 
     @routes.get("/")
     @routes.head("/", include_in_schema=False)
@@ -58,7 +66,8 @@ def router(service: Service) -> APIRouter:
             else:
                 asked = EngineRequest(text=given[0])
             async with engines.use(engines.name_of(body.model)) as client:
-                tokens = await engines.run(client.tokenize, asked)
+                async with long_texts if request.scope[STATE].bytes_in > _LONG_BYTES else short_texts:
+                    tokens = await engines.run(client.tokenize, asked)
                 return {"tokens": tokens, "count": len(tokens), "max_model_len": client.info.context}
         except EdgeLLMError as error:
             raise ApiError.of(error) from None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from edge_llm import machine
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.exchange import STATE, Exchange, Log, RequestCounts, place_of, request_id
 from edge_llm_server.keys import KeyRing, Scope
@@ -32,6 +33,8 @@ UPLOAD = "/v1/files"
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _METHODS = _SAFE_METHODS | {"POST", "DELETE"}
 _BODY_TIMES = 30
+_MUCH_BYTES = 1 << 20
+"""of a body, which leaves several times as much of freed memory with the C library"""
 
 
 class Door:
@@ -93,6 +96,8 @@ class Guard:
                 raise ConnectionAbortedError("the answer cannot be completed") from None
         finally:
             exchange.route = getattr(scope.get("route"), "path", None)
+            if exchange.bytes_in > _MUCH_BYTES:
+                machine.return_freed_memory_later()
             self._counts.add(exchange)
             self._log("request", **exchange.log_entry(self._clock() - started))
 

@@ -31,6 +31,8 @@ from edge_llm_server.sockets import tcp_socket, unix_socket
 
 _GRACE_SLACK_S = 0.3
 """after the grace: for streams to say that they were cut"""
+_LOOK_S = 0.05
+"""between looks whether all answers have ended"""
 
 
 class Serving:
@@ -59,6 +61,7 @@ class Serving:
         self._servers: list[_Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Until `stop`. `on_ready` is called once the first model is loaded; raises its error if it cannot be."""
@@ -82,7 +85,6 @@ class Serving:
                 proxy_headers=False,
                 server_header=False,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_graceful_shutdown=self.settings.grace_s + _GRACE_SLACK_S,  # type: ignore[arg-type]
             )
             self._servers.append(_Server(config))
         loading = asyncio.create_task(self._load(on_ready))
@@ -123,14 +125,27 @@ class Serving:
 
     def _stop(self) -> None:
         again, self.engines.draining = self.engines.draining, True
-        for server in self._servers:
-            server.should_exit = True
-            server.force_exit = server.force_exit or again
         if again:
             self.engines.cancel_all()
+            self._close_doors(0.0, force=True)
         elif self._loop is not None:
             self.log("stopping")
-            self._loop.call_later(self.settings.grace_s, self.engines.cancel_all)
+            self._draining = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Until the last answer or the end of the grace /health is answered, /ready and all new requests with 503."""
+        assert self._loop is not None
+        end = self._loop.time() + self.settings.grace_s
+        while self.engines.busy and self._loop.time() < end:
+            await asyncio.sleep(min(_LOOK_S, max(0.0, end - self._loop.time())))
+        self.engines.cancel_all()
+        self._close_doors(max(0.0, end - self._loop.time()))
+
+    def _close_doors(self, within_s: float, *, force: bool = False) -> None:
+        for server in self._servers:
+            server.config.timeout_graceful_shutdown = within_s + _GRACE_SLACK_S  # type: ignore[assignment]
+            server.should_exit = True
+            server.force_exit = server.force_exit or force
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -66,7 +66,7 @@ class ServerSettings:
     """for a request's head, and between requests of a connection"""
     body_timeout_s: float = 10.0
     """for each piece of a request's body, and 30 times as long for all of it"""
-    send_timeout_s: float = 60.0
+    send_timeout_s: float = 20.0
     """for a client that takes nothing more"""
     request_timeout_s: float = 3600.0
     """for an answer, from submit to its end"""

@@ -14,6 +14,7 @@ from typing import Any
 from edge_llm.engine.wire import FrameReader, frame
 
 _RECEIVED_BYTES = 1 << 18
+_MUCH_BYTES = 1 << 20
 _MOST_VALUES = 256
 """values of one frame, so that its size stays far below what a frame may hold"""
 
@@ -32,6 +33,7 @@ class Channel:
         self._wakes: SimpleQueue[None] = SimpleQueue()  # whose put may interrupt itself
         self._writing = threading.Lock()
         self._reader = FrameReader()
+        self._much = False
         self._writer = threading.Thread(target=self._write, name="edge-llm channel", daemon=True)
         self._writer.start()
 
@@ -78,6 +80,12 @@ class Channel:
                 return []
             if values := self._reader.feed(data):
                 return values
+            self._much = self._much or self._reader.buffered > _MUCH_BYTES
+
+    def received_much(self) -> bool:
+        """Whether a frame of more than a megabyte has come since the last call: it leaves holes in the C library's memory."""
+        much, self._much = self._much, False
+        return much
 
     def finish(self) -> None:
         """Write what was sent so far, then tell the other side that no more comes."""

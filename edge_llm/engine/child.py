@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from edge_llm import machine
 from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.channel import Channel
 from edge_llm.engine.client import ThreadClient
@@ -43,6 +44,8 @@ from edge_llm.messages import Event, Finished
 
 _INTAKE_THREADS = 4
 """requests that are checked and tokenised side by side: a long one delays no short one and no cancel"""
+_MUCH_BYTES = 1 << 20
+"""of a reply, for which several times as much was held"""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -161,6 +164,8 @@ class _Service:
         except WireError as error:
             data = frame([Reply(number, ParameterError(f"the answer cannot be sent: {error}", hint="ask for less"))])
         self._channel.send(data)
+        if self._channel.received_much() or len(data) > _MUCH_BYTES:
+            machine.return_freed_memory_later()
 
     def _start(self, number: int, request: Request, entry: _Request) -> None:
         try:

@@ -54,6 +54,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def buffered(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> list[Any]:
         """The values that these bytes complete. Raises `WireError` for bytes that are none; the reader is of no use then."""
         self._buffer += data

@@ -126,7 +126,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(schema: dict[str, Any]) -> None:
-    """Depth, enumerations and references, without recursion."""
+    """Depth, enumerations, references and patterns, without recursion."""
     values = 0
     left: list[tuple[Any, int]] = [(schema, 1)]
     while left:
@@ -140,6 +140,8 @@ def _check(schema: dict[str, Any]) -> None:
                     f"the schema refers to {quoted(reference)}, and nothing is fetched",
                     hint="put the definition under $defs and refer to it by #/$defs/...",
                 )
+            if isinstance(node.get("pattern"), str):
+                _check_length(node["pattern"])
             if isinstance(node.get("enum"), list):
                 values += len(node["enum"])
         if values > MAX_ENUM:

@@ -133,3 +133,17 @@ def test_a_value_that_cannot_be_written_ends_the_connection(ends: tuple[Channel,
     channel.send(object())
     assert everything(other) == b""
     assert channel.receive() == []
+
+
+def test_it_remembers_that_much_has_come(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    other.sendall(frame([Cancel(1)]))
+    assert channel.receive() == [Cancel(1)]
+    assert not channel.received_much()
+    big = Happened(0, TextDelta("x" * (1 << 22)))
+    sending = threading.Thread(target=other.sendall, args=(frame([big]),))
+    sending.start()
+    assert channel.receive() == [big]
+    sending.join()
+    assert channel.received_much()
+    assert not channel.received_much()

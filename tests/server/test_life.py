@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -138,8 +139,37 @@ def test_a_client_that_takes_nothing_loses_its_connection_and_its_slot() -> None
         until(lambda: any(entry["event"] == "request" for entry in server.log))
         (entry,) = [entry for entry in server.log if entry["event"] == "request"]
         assert core.free_slots == 1
-        assert entry["completion_tokens"] * 1000 < 25_000_000, "all of it went into buffers: nothing was tried"
+        assert entry["bytes_out"] < 2_000_000, "how long it keeps a slot grows with what lies in buffers"
         connection.close()
+
+
+def test_what_nobody_waits_for_any_more_is_not_even_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F13: a client that sends megabytes and closes at once."""
+    submitted: list[Any] = []
+    submit = ThreadClient.submit
+
+    def note(self: ThreadClient, request: Any) -> Any:
+        submitted.append(request)
+        return submit(self, request)
+
+    with running(gate) as server:
+        entered = server.serving.engines._entered
+        left = threading.Event()
+
+        async def enter_late(*arguments: Any) -> Any:
+            held = await entered(*arguments)
+            await asyncio.to_thread(left.wait, 20)
+            await asyncio.sleep(0.2)
+            return held
+
+        monkeypatch.setattr(server.serving.engines, "_entered", enter_late)
+        monkeypatch.setattr(ThreadClient, "submit", note)
+        for stream in (False, True):
+            ask(server, {"stream": stream}).close()
+        left.set()
+        until(lambda: sum(entry["event"] == "request" for entry in server.log) == 2)
+        assert [entry["status"] for entry in server.log if entry["event"] == "request"] == [499, 499]
+    assert not submitted
 
 
 # --- too much at a time (B50, F13) ---
@@ -342,7 +372,9 @@ def test_answers_end_within_the_grace(gate: Gate, stream: bool) -> None:
         until(lambda: server.core.free_slots == 0)
         server.serving.stop()
         until(lambda: server.serving.engines.draining)
-        until(lambda: not _connects(server))
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        for refused in (httpx.get(f"{server.url}/ready"), post(server)):
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         gate.open()
         response = http.client.HTTPResponse(connection)
         response.begin()
@@ -396,14 +428,6 @@ def test_the_second_time_it_stops_at_once() -> None:
         server.serving.stop()
         until(lambda: server.log[-1]["event"] == "stopped")
         connection.close()
-
-
-def _connects(server: Running) -> bool:
-    try:
-        httpx.get(f"{server.url}/health")
-    except httpx.ConnectError:
-        return False
-    return True
 
 
 # --- doors ---
@@ -465,14 +489,27 @@ def test_slow_clients_lose_their_connection_and_disturb_nobody() -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_more_connections_than_there_may_be_are_closed() -> None:
-    with running(max_connections=3) as server:
+def test_a_new_connection_takes_the_place_of_the_longest_idle_one() -> None:
+    with running(max_connections=3, head_timeout_s=600.0) as server:
         address = ("127.0.0.1", server.serving.port)
-        taken = [socket.create_connection(address) for _ in range(3)]
-        until(lambda: len(server.serving._servers[0].server_state.connections) == 3)
-        with socket.create_connection(address) as refused:
-            assert _is_closed(refused)
-        for connection in taken:
-            connection.close()
-        until(lambda: not server.serving._servers[0].server_state.connections)
+        idle = []
+        for count in range(1, 4):
+            idle.append(socket.create_connection(address))
+            until(lambda count=count: len(server.serving._servers[0].server_state.connections) == count)
         assert httpx.get(f"{server.url}/health").status_code == 200
+        assert _is_closed(idle[0])
+        idle += [socket.create_connection(address) for _ in range(20)]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        for connection in idle:
+            connection.close()
+
+
+def test_connections_that_are_answered_keep_their_places(gate: Gate) -> None:
+    with running(gate, max_connections=1) as server:
+        answered = ask(server, {"max_tokens": 2})
+        until(lambda: server.core.free_slots == 0)
+        with socket.create_connection(("127.0.0.1", server.serving.port)) as refused:
+            assert _is_closed(refused)
+        gate.open()
+        assert answered.recv(100).startswith(b"HTTP/1.1 200")
+        answered.close()
