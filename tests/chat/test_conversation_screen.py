@@ -448,3 +448,22 @@ def test_a_line_that_grows_moves_nothing_and_a_new_one_is_laid_out_once(monkeypa
             await settle(pilot)
 
     run(body())
+
+
+def test_what_is_typed_right_after_enter_is_the_next_message() -> None:
+    async def body() -> None:
+        async with chat(FakeBackend("a"), (80, 24)) as pilot:
+            await settle(pilot)
+            composer = screen_of(pilot).composer
+            composer.insert("/set temperature 0.5")
+            composer.action_send()
+            composer.insert("and what")  # before anybody has read what was sent
+            await settle(pilot)
+            assert composer.text == "and what"
+            composer.clear()
+            composer.insert("/nonsense x")
+            composer.action_send()
+            await settle(pilot)
+            assert composer.text == "/nonsense x"  # put back
+
+    run(body())

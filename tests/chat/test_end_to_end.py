@@ -98,12 +98,11 @@ def test_a_session(terminal: Terminal) -> None:
     terminal.type("What is the capital of France?")
     terminal.press("Enter")
     terminal.wait("▎ What is the capital", "tok/s", "hit")
-    for setting in ("max_tokens 6000", "repetition_penalty 0.5"):  # which makes it repeat itself for ever
+    for setting in ("max_tokens 1000000", "repetition_penalty 0.5"):  # it repeats itself for ever, and fast
         terminal.type(f"/set {setting}")
         terminal.press("Enter")
     terminal.type("Count to one thousand in words.")
     terminal.press("Enter")
-    terminal.wait("▎ Count to one", "Ask anything")
     terminal.wait_for_tokens()
     terminal.press("Escape")
     terminal.wait("stopped")

@@ -31,16 +31,16 @@ class WritingScreen(ConversationScreen):
         command = commands.parse(event.text)
         if command is None:
             if self.busy_told():
+                self.composer.put_back(event.text)
                 return
             await self._attach_mentions(event.text)
-            self.composer.clear()
             await self.ask(event.text.strip("\n"))
             return
         name, argument = command
         if name not in commands.BY_NAME:
             self.tell(f"There is no command /{name}; /help shows all")
+            self.composer.put_back(event.text)
             return
-        self.composer.clear()
         self.action_do(name, argument)
 
     def action_do(self, name: str, argument: str = "") -> None:

@@ -77,11 +77,17 @@ class Composer(TextArea):
         self.load_text(clean(text))
         self.move_cursor(self.document.end)
 
+    def put_back(self, text: str) -> None:
+        """Write what could not be sent again, before what was typed meanwhile."""
+        self.write(text + self.text)
+
     def action_send(self) -> None:
         if self.completing and self.text.startswith("/"):
             self.post_message(self.Moving(0))
         elif self.text.strip():
-            self.post_message(self.Sent(self.text))
+            text = self.text
+            self.clear()  # now: what is typed next belongs to the next message
+            self.post_message(self.Sent(text))
 
     def action_new_line(self) -> None:
         self._replace_via_keyboard("\n", *self.selection)
