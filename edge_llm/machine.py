@@ -6,7 +6,6 @@ A missing or unreadable /proc or /sys costs precision, never an error.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import threading
@@ -34,6 +33,8 @@ def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
 
 def return_freed_memory() -> None:
     """Give the system what the C library keeps of memory that was freed, where it can (glibc)."""
+    import ctypes  # not for every start: settings read this module too
+
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
