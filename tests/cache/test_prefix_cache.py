@@ -289,7 +289,7 @@ class Conversations(RuleBasedStateMachine):
         assert self.kv.free_slots + self.prefixes.idle_slots == self.kv.slots - len(self.running)
 
 
-Conversations.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+Conversations.TestCase.settings = settings(max_examples=10, stateful_step_count=20)
 TestConversations = Conversations.TestCase
 
 

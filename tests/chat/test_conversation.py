@@ -90,4 +90,4 @@ class Tree(RuleBasedStateMachine):
 
 
 TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestTree.settings = settings(max_examples=30, stateful_step_count=30)

@@ -217,7 +217,7 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(st.sampled_from(["choices", "usage", "timings", "seed", "error", "forgotten_tokens"]), _VALUES),
     _VALUES,

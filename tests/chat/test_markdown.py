@@ -113,7 +113,7 @@ def test_nothing_in_markdown_becomes_a_control_character(payload: str) -> None:
         assert line.isprintable()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(alphabet="ab *_`#>|-1.\n\t[]()!&;~東🗼שa", max_size=120), st.integers(10, 40))
 def test_no_line_is_wider_than_it_may_be(source: str, width: int) -> None:
     for made in (Document(source), Document(source, finished=False), Document(source, markdown=False)):

@@ -636,7 +636,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None, derandomize=True)
+TestEngineMachine.settings = settings(max_examples=25, stateful_step_count=30)
 
 
 def test_many_requests_leave_nothing_behind() -> None:

@@ -169,7 +169,7 @@ def test_single_disturbances_change_nothing() -> None:
     assert sum(one == int((RATIO - 1) * 0.006 / 0.00041) for one in rows) > 0.9 * len(rows)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 300), st.integers(0, 9000), st.floats(0, 1e6)), max_size=60),
     st.integers(1, 300),

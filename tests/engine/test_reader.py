@@ -284,7 +284,7 @@ def test_logits_that_are_no_numbers_fail_one_request(value: float) -> None:
     assert len(ended(good).choices) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     labels=st.lists(
         st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), min_size=1, max_size=6, unique=True

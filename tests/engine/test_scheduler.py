@@ -160,7 +160,7 @@ def test_drafts_fit_into_step_and_answer() -> None:
     assert two.decoder.rooms == [3]  # four more tokens may be chosen: three drafts and one after them
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=6),
     st.integers(6, 80),

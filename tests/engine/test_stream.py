@@ -38,7 +38,7 @@ def joined(deltas: Iterable[TextDelta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.text(max_size=30))
 def test_deltas_are_the_whole_text_and_never_half_a_character(text: str) -> None:
     """B1: every byte is a token of its own here."""
@@ -247,7 +247,7 @@ def test_reports_are_those_of_the_answer() -> None:
     assert data == b"yesok"
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(["<think>", "</think>", CALL, "<tool_call>", "Z", " ", "a"]), max_size=8), st.data())
 def test_steps_of_several_tokens_say_the_same(pieces: list[str], data: st.DataObject) -> None:
     ids = [*byte_ids("".join(pieces)), END]

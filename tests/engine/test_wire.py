@@ -111,14 +111,14 @@ def there_and_back(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_goes_in_comes_out(kind: Any, data: st.DataObject) -> None:
     value = data.draw(values(kind))
     assert plain(there_and_back(value)) == plain(value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_errors_come_back_with_what_they_carry(data: st.DataObject) -> None:
     error = data.draw(st.sampled_from(ERRORS).flatmap(made))
@@ -259,7 +259,7 @@ def test_a_frame_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
         wire.frame([TextDelta("é" * 40)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_changed_frames_give_values_or_are_refused(data: st.DataObject) -> None:
     """Bytes are overwritten, cut out and put in; numbers, keys and kinds change place."""

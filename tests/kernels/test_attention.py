@@ -159,7 +159,7 @@ def alone() -> dict[KvType, list[np.ndarray]]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kv_type=st.sampled_from(KvType),
     steps=st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 90)), max_size=4), max_size=8),

@@ -87,7 +87,7 @@ def test_an_unknown_relocation_is_refused(code: tuple[bytes, str]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_damaged_code_loads_or_is_refused(code: tuple[bytes, str], data: st.DataObject) -> None:
     """The file's digest is checked before; still, nothing but `ValueError` and `OSError` may come of damage."""
     damaged = bytearray(code[0])

@@ -29,7 +29,7 @@ def penalties(text: list[int], breakers: set[int], params: SamplingParams) -> di
     return {token: -float(value) for token, value in enumerate(values) if value}
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(
     st.lists(st.integers(0, LETTERS - 1), max_size=60),
     st.lists(st.integers(0, LETTERS - 1), max_size=6),

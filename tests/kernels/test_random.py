@@ -34,13 +34,13 @@ def test_published_vectors(given_words: str, expected: str) -> None:
         assert tuple(int(word) for word in function(*map(np.uint64, counter_and_key))) == words(expected)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.tuples(WORD, WORD, WORD, WORD), st.tuples(WORD, WORD))
 def test_philox_equals_the_reference(counter: tuple[int, ...], key: tuple[int, ...]) -> None:
     assert tuple(map(int, philox(*map(np.uint64, (*counter, *key))))) == truth.philox(counter, key)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(LONG, LONG)
 def test_uniforms_equal_the_reference(seed: int, counter: int) -> None:
     draws = uniforms(np.uint64(seed), np.uint64(counter))

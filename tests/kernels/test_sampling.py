@@ -233,7 +233,7 @@ def check(call: Call, status: SampleStatus, case: tuple[Any, ...]) -> None:
         np.testing.assert_allclose([p for _, p in listed], [p for _, p in wanted], rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(st.integers(0, 2**32), st.one_of(st.integers(1, 70), st.integers(1, 400)), st.integers(0, 6))
 def test_equals_the_reference(seed: int, size: int, kind: int) -> None:
     case = random_case(seed, size, kind)

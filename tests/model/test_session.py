@@ -130,13 +130,13 @@ def test_logits_are_those_of_llama_cpp(kernels: KernelLibrary, tmp_path: Path) -
     assert np.sqrt(np.square(error).mean() / np.square(expected).mean()) < 0.05
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(chunks=st.lists(st.integers(1, MAX_ROWS), min_size=1, max_size=6))
 def test_chunking_changes_no_bit(session: tuple[Session, KVCache, np.ndarray], chunks: list[int]) -> None:
     assert np.array_equal(read(session[0], session[1], chunks), session[2])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_company_changes_no_bit(session: tuple[Session, KVCache, np.ndarray], data: st.DataObject) -> None:
     """Several conversations over the same ids, each at its own place, in any mix of prompt chunks and decode rows."""

@@ -41,7 +41,7 @@ def searched(decoder: BeamDecoder, vocab: int, seed: int) -> list[Hypothesis]:
     raise AssertionError("the search does not end")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     vocab=st.integers(3, 5), length=st.integers(1, 4), seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 1.0])
 )
@@ -70,7 +70,7 @@ def _answers(vocab: int, length: int) -> list[tuple[int, ...]]:
     return ended + list(product(words, repeat=length))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(width=st.integers(2, 6), vocab=st.integers(7, 40), seed=st.integers(0, 10**6))
 def test_of_equal_continuations_the_first_ones_are_taken(width: int, vocab: int, seed: int) -> None:
     decoder = BeamDecoder(width, max_tokens=9, ends=Ends(frozenset()), length_penalty=1.0, early_stopping=False)

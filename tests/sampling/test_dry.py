@@ -50,7 +50,7 @@ def test_without_breakers_nothing_is_asked_of_the_tokenizer() -> None:
     assert (dry.limit, tokens(dry)) == (3, [1, 2, 1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 9), max_size=300), st.integers(0, 300), st.sampled_from([1, 2, 7, 64, 65, 1000]))
 def test_rows_are_those_of_the_last_tokens(text: list[int], prompt: int, size: int) -> None:
     dry = window(*text[:prompt], size=size)

@@ -268,7 +268,7 @@ def test_threads_share_a_compiler(compiler: GrammarCompiler) -> None:
         max_leaves=6,
     )
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_constant_is_what_comes_out(compiler: GrammarCompiler, value: Any) -> None:
     answer = wander(compiler.matcher(Grammar.json_schema({"const": value})), 0)
     assert answer is not None

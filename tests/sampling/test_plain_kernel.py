@@ -15,7 +15,7 @@ from tests.kernels.test_sampling import Call, check, random_case
 KERNELS = PlainKernels()
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=700)
 @given(st.integers(0, 2**32), st.one_of(st.integers(1, 70), st.integers(1, 400)), st.integers(0, 6))
 def test_equals_the_reference(seed: int, size: int, kind: int) -> None:
     case = random_case(seed, size, kind)

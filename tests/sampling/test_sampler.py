@@ -319,7 +319,7 @@ def test_sampling_changes_nothing_and_copies_part() -> None:
     assert sequence.sample(logits, 1).token_id == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 199), max_size=300), st.lists(st.integers(0, 199), max_size=20))
 def test_history_equals_the_reference(seed: int, generated: list[int], prompt: list[int]) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, 200).astype(np.float32)

@@ -46,7 +46,7 @@ def generate(model: Model, decoder: SampledDecoder | SpeculativeDecoder, prompt:
     penalty=st.sampled_from([1.0, 1.3]),
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=40),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_answer_is_the_one_without_speculation(
     kernels: KernelLibrary, seed: int, sharpness: float, temperature: float, penalty: float, prompt: list[int]
 ) -> None:

@@ -56,7 +56,7 @@ def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 some_schemas = schemas(st.booleans() | schemas(st.booleans() | st.just({"type": "string"})))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(some_schemas, values)
 def test_it_agrees_with_jsonschema(schema: dict[str, Any], value: Any) -> None:
     expected = jsonschema.Draft202012Validator(schema).is_valid(value)
