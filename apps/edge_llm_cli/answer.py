@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -158,7 +157,7 @@ def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
     A second Ctrl-C leaves at once; several within `BURST_S` are one.
     """
     pieces, thoughts = [], []
-    with _cancelled_by_ctrl_c(handle) as interrupted, contextlib.closing(handle):
+    with _cancelled_by_ctrl_c(handle) as presses, contextlib.closing(handle):
         for event in handle:
             if isinstance(event, TextDelta):
                 pieces.append(event.text)
@@ -167,29 +166,30 @@ def read(handle: Handle, take: Callable[[str], None] | None = None) -> Answer:
             elif isinstance(event, ReasoningDelta):
                 thoughts.append(event.text)
     assert handle.finished is not None
-    return Answer("".join(pieces), handle.finished, interrupted.is_set(), "".join(thoughts))
+    return Answer("".join(pieces), handle.finished, bool(presses), "".join(thoughts))
 
 
 @contextlib.contextmanager
-def _cancelled_by_ctrl_c(handle: Handle) -> Iterator[threading.Event]:
-    """Gives an event that is set once Ctrl-C was pressed. KeyboardInterrupt would lose text: it is raised anywhere."""
-    pressed = threading.Event()
-    first_s = 0.0
+def _cancelled_by_ctrl_c(handle: Handle) -> Iterator[list[float]]:
+    """Gives the times at which Ctrl-C was pressed. KeyboardInterrupt would lose text: it is raised anywhere.
+
+    A press may come while another is being handled, on the same thread: nothing here takes a lock.
+    """
+    presses: list[float] = []
 
     def press(_number: int, _frame: object) -> None:
-        nonlocal first_s
-        if not pressed.is_set():
-            first_s = time.monotonic()
-            pressed.set()
+        first = not presses
+        presses.append(time.monotonic())
+        if first:
             handle.cancel()
-        elif time.monotonic() - first_s > BURST_S:
+        elif presses[-1] - presses[0] > BURST_S:
             raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGINT, press)
     try:
-        yield pressed
+        yield presses
     finally:
-        if not pressed.is_set():  # else the rest of a burst must not disturb what comes now
+        if not presses:  # else the rest of a burst must not disturb what comes now
             signal.signal(signal.SIGINT, previous)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> StubEngine:
 
 def stub_command(spec: dict[str, Any], *arguments: str) -> list[str]:
     return [sys.executable, "-m", "tests.cli.stub", json.dumps(spec), *arguments]
+
+
+@contextlib.contextmanager
+def running(command: list[str], *, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    """The program as a child with pipes for what it says; one that hangs fails its test and ends with it."""
+    with subprocess.Popen(command, cwd=ROOT, stdin=stdin, stdout=-1, stderr=-1, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import accumulate
 from types import SimpleNamespace
@@ -21,6 +22,15 @@ from edge_llm.engine.handle import Handle, Mailbox
 from edge_llm.errors import ContextLengthError
 from edge_llm.messages import Beam, Choice, Finished, FinishReason, Message, TextDelta, Timings, Usage
 from edge_llm.sampling.params import SamplingParams
+
+
+class Cancellation:
+    """A flag as the engine's own: a signal may set it while it is being set, which an Event would wait for."""
+
+    asked = False
+
+    def ask(self) -> None:
+        self.asked = True
 
 
 class StubEngine:
@@ -66,17 +76,18 @@ class StubEngine:
         self.asked.append((request, params))
         if size > self.limit:
             raise ContextLengthError(size, self.limit)
-        mailbox, cancelled = Mailbox(), threading.Event()
+        mailbox, cancellation = Mailbox(), Cancellation()
         ends = accumulate(len(message.content) for message in request) if isinstance(request, list) else ()
         self.forgotten_tokens = max(0, size - self.seen)
         self.forgotten = tuple(index for index, end in enumerate(ends) if end <= self.forgotten_tokens)
-        threading.Thread(target=self._say, args=(mailbox, cancelled, params), daemon=True).start()
-        return Handle(mailbox, cancelled.set)
+        threading.Thread(target=self._say, args=(mailbox, cancellation, params), daemon=True).start()
+        return Handle(mailbox, cancellation.ask)
 
-    def _say(self, mailbox: Mailbox, cancelled: threading.Event, params: SamplingParams) -> None:
+    def _say(self, mailbox: Mailbox, cancellation: Cancellation, params: SamplingParams) -> None:
         said = 0
         for piece in self.pieces:
-            if cancelled.is_set() or (self.delay and cancelled.wait(self.delay)):
+            time.sleep(self.delay)
+            if cancellation.asked:
                 break
             mailbox.put(TextDelta(piece))
             said += 1
@@ -85,7 +96,7 @@ class StubEngine:
         if self.fail is not None:
             mailbox.put(getattr(errors, self.fail)("it went wrong", hint="do it right"))
             return
-        reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.STOP
+        reason = FinishReason.CANCELLED if cancellation.asked else FinishReason.STOP
         timings = Timings(0.0, 0.01, 0.1, 1000.0, 200.0, 0.005)
         seed = 5 if params.seed is None else params.seed
         usage = Usage(7, said, 2)

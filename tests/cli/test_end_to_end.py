@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edge_llm.install.store import ModelStore
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, running
 
 PROGRAM = [sys.executable, "-c", "from edge_llm_cli.main import run; run()"]
 
@@ -128,7 +128,7 @@ def test_a_base_model_continues_and_does_not_chat(gemma3_folder: Path) -> None:
 @pytest.mark.real_model
 def test_ctrl_c_stops_the_real_model_and_keeps_what_was_said(smollm2_folder: Path) -> None:
     command = [*PROGRAM, "run", "Count from one to one thousand in words.", "-m", str(smollm2_folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         first = process.stdout.read(3)
         process.send_signal(signal.SIGINT)

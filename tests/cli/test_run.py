@@ -7,16 +7,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from edge_llm_cli import answer
 from edge_llm_cli import run as run_verb
 from edge_llm_cli.run import peak_rss_mb
 
-from edge_llm.messages import Beam, Choice, Message
+from edge_llm.engine.handle import Handle, Mailbox
+from edge_llm.messages import Beam, Choice, Finished, FinishReason, Message, TextDelta, Timings, Usage
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
-from tests.cli.conftest import ROOT, stub_command
+from tests.cli.conftest import ROOT, running, stub_command
 
 
 def test_the_answer_goes_to_stdout_and_nothing_else(invoke, engine) -> None:
@@ -336,7 +339,7 @@ def test_peak_memory_is_that_of_this_process() -> None:
 
 def interrupted(spec: dict, *arguments: str) -> tuple[int, str, str]:
     command = stub_command(spec, "run", "Hi", *arguments)
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         # with --json nothing is shown before the end: the stub says when it has said fifty pieces
@@ -360,7 +363,7 @@ def test_ctrl_c_keeps_what_was_said(own_home: Path) -> None:
 def test_more_than_one_ctrl_c_is_no_traceback(own_home: Path, gap: float, options: list[str]) -> None:
     """They come while the answer ends, while that is reported, and while Python itself leaves."""
     command = stub_command({"pieces": ["one "], "times": 1000, "delay": 0.02, "announce": 3}, "run", "Hi", *options)
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+    with running(command) as process:
         assert process.stderr is not None
         assert process.stderr.read(6) == "ready\n"
         for _ in range(8):
@@ -369,6 +372,35 @@ def test_more_than_one_ctrl_c_is_no_traceback(own_home: Path, gap: float, option
         out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (130, "interrupted\n")
     assert out.endswith("\n") or gap > 0.1
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("moment", range(12))
+def test_a_ctrl_c_while_another_is_being_handled(moment: int) -> None:
+    """At every line that the handling of the first one runs, the standard library's too."""
+    mailbox, lines = Mailbox(), 0
+
+    def press_again(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal lines
+        if event == "line":
+            lines += 1
+            if lines == moment + 1:
+                signal.raise_signal(signal.SIGINT)
+        return press_again
+
+    def cancel() -> None:
+        mailbox.put(Finished(FinishReason.CANCELLED, Usage(1, 1), Timings(0.0, None, 0.0), 0))
+
+    def take(_text: str) -> None:
+        sys.settrace(press_again)
+        signal.raise_signal(signal.SIGINT)
+        sys.settrace(None)
+
+    mailbox.put(TextDelta("one"))
+    said = answer.read(Handle(mailbox, cancel), take)
+    assert said.interrupted
+    assert said.text == "one"
+    assert lines > moment
 
 
 def test_ctrl_c_with_json_still_prints_the_object(own_home: Path) -> None:
@@ -383,7 +415,7 @@ def test_ctrl_c_with_json_still_prints_the_object(own_home: Path) -> None:
 
 def test_a_closed_pipe_ends_quietly(own_home: Path) -> None:
     command = stub_command({"pieces": ["line\n"], "times": 20_000}, "run", "Hi")
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "line\n"
@@ -423,7 +455,7 @@ def test_closed_standard_streams_do_no_harm(own_home: Path) -> None:
 
 def test_an_open_pipe_that_says_nothing_is_explained(own_home: Path) -> None:
     command = stub_command({"pieces": ["Hello"]}, "run", "Hi")
-    with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+    with running(command, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
