@@ -57,6 +57,7 @@ def chat(
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
+    speculate: answer.SpeculateOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
     """Talk with a model, on the full screen of a terminal or line by line."""
@@ -70,6 +71,7 @@ def chat(
         cache=cache,
         private=private,
         usual_policy="slide",
+        speculation=speculate,
         provider=provider,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
@@ -79,7 +81,8 @@ def chat(
 
         text = None if system is None else answer.argument_text(system)
         tools = tuple(map(answer.argument_text, tool or ()))
-        shared = all(given is None for given in (context, context_policy, threads, provider, kv_dtype, cache))
+        settings = (context, context_policy, threads, provider, kv_dtype, cache, speculate)
+        shared = all(given is None for given in settings)
         launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, tools, server, shared))
         return
     if resume or last or server or tool:

@@ -66,6 +66,7 @@ def serve(
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.SeldomCacheOption = None,
+    speculate: answer.SpeculateOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
     """Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API under /v1, Ollama's under /api."""
@@ -87,6 +88,7 @@ def serve(
         prefix_cache=options.prefix_cache,
         private=private or None,
         provider=provider,
+        speculation=speculate,
     )
     settings = ServerSettings(
         models=tuple(model or [answer.DEFAULT_MODEL]),
@@ -107,6 +109,8 @@ def serve(
     with ProgressDisplay() as progress:
         wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
         folders = {name: resolve(name, progress) for name in wanted}
+        if config.draft_model is not None:
+            resolve(config.draft_model, progress)  # fetched now, where it is seen
         launch(settings, folders, config, note=console.note, progress=progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -71,21 +72,24 @@ class EngineCore:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefixes for longer than the engine. The cache has at least the config's slots: more of them keep rows
-        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `layout`, `provider` and
-        `notice` are told as `info`."""
+        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step, those of the intake's draft
+        model among them. `layout`, `provider` and `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
         self._prefixes = PrefixCache(cache, store)
         self._shares_prefixes = config.prefix_cache != "off"
-        self._slots, self._kv_budget = config.slots, kv_budget
+        self._slots, self._kv_budget, self._draft_model = config.slots, kv_budget, intake.draft_model
         self._layout, self._provider, self._notice = layout, provider, notice
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
         self._recorder = Recorder()
         self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
+        capacity = Capacity(config.slots, kv_budget, cache.bytes_of)
+        if self._draft_model is not None:
+            capacity = replace(capacity, draft_bytes_of=self._draft_model.bytes_of)
         self._scheduler = Scheduler(
-            capacity=Capacity(config.slots, kv_budget, cache.bytes_of),
+            capacity=capacity,
             max_rows=session.max_rows,
             pace=self._pace,
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
@@ -134,6 +138,8 @@ class EngineCore:
         """How the engine is doing. Any thread."""
         running, waiting = self._scheduler.counts
         held, most = self.cache.used_bytes, self._kv_budget or self.cache.nbytes
+        if self._draft_model is not None:
+            held += self._draft_model.used_bytes
         return Statistics.of(
             self._recorder.metrics,
             num_requests_running=running,
@@ -183,6 +189,8 @@ class EngineCore:
         """Raises `AssertionError` unless slots, lengths and sequences agree."""
         self.cache.check_integrity()
         self._prefixes.check_integrity()
+        if self._draft_model is not None:
+            self._draft_model.check_integrity()
         free = self.cache.free_slots + self._prefixes.idle_slots
         taken = {slot: sequence for sequence in self._scheduler.sequences for slot in sequence.slots}
         if len(taken) != self.cache.slots - free or self._scheduler.used_slots > self._slots:
@@ -205,6 +213,8 @@ class EngineCore:
             for sequence in victims:
                 self._park(sequence)
             self._scheduler.admit(self._place, now)
+        if self._draft_model is not None:
+            self._draft_model.idle = len(self._scheduler.running) > 1
         return self._scheduler.plan(self._catch_up())
 
     def _catch_up(self) -> set[Sequence]:
@@ -241,9 +251,13 @@ class EngineCore:
             return None
         self._recorder.placed(sequence, placed)
         sequence.found(placed.rows)
+        rest = None
         if self._kv_budget is not None:
-            running = self._scheduler.reserved_bytes(sequence, *self._scheduler.running)
-            self._prefixes.shrink(self._kv_budget - running)
+            rest = self._kv_budget - self._scheduler.reserved_bytes(sequence, *self._scheduler.running)
+            self._prefixes.shrink(rest)
+            rest -= self._prefixes.idle_bytes
+        if self._draft_model is not None:
+            self._draft_model.rest(rest)
         return placed.slot
 
     def _select(self, plan: Plan, logits: np.ndarray) -> Chosen:

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.config import EngineConfig
-from edge_llm.engine.assembly import Progress, intake_and_cache, kv_budget, prefix_store
+from edge_llm.engine.assembly import Progress, intake_and_cache, kv_budget, open_draft_model, prefix_store, told
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.errors import SessionError
@@ -27,7 +27,7 @@ def open_static(
     threads: int,
     *,
     provider: str,
-    notice: str,
+    notices: list[str],
     progress: Progress | None,
 ) -> EngineCore:
     """The engine of a model folder by stock ops. Its static form is written first if there is none, which `progress` tells.
@@ -43,23 +43,24 @@ def open_static(
     static_folder = static_form(folder, manifest, progress=progress)
     if progress and provider in PLUGINS:
         progress(f"compiling for {provider}", 0, 0)
+    opened = partial(_opened, folder, static_folder, manifest, config, kernels, threads, provider, notices, progress)
     try:
-        session, intake, cache = _opened(folder, static_folder, manifest, config, kernels, threads, provider)
+        session, intake, cache = opened()
     except SessionError:
         if not forget_compiled(provider, static_folder):
             raise
         # what was compiled before may be at fault: once more, from the graph
-        session, intake, cache = _opened(folder, static_folder, manifest, config, kernels, threads, provider)
+        session, intake, cache = opened()
     return EngineCore(
         session=session,
         cache=cache,
         intake=intake,
         config=config,
         store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
-        kv_budget=kv_budget(config, cache),
+        kv_budget=kv_budget(config, cache, intake.draft_model),
         layout="static",
         provider=provider,
-        notice=notice,
+        notice=told(notices),
     )
 
 
@@ -71,12 +72,15 @@ def _opened(
     kernels: Kernels,
     threads: int,
     provider: str,
+    notices: list[str],
+    progress: Progress | None,
 ) -> tuple[StaticSession, Intake, KVCache]:
     """A session that has passed its self-test, and what belongs to it."""
     graph = open_graph(provider, static_folder, threads=threads)
     storage = partial(PlainRows, allocate=graph.allocate)
     try:
-        intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, storage)
+        draft_model = open_draft_model(manifest, config, kernels, threads, notices, progress)
+        intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, draft_model, storage)
     except BaseException:
         graph.close()
         raise
