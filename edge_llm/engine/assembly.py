@@ -31,8 +31,8 @@ from edge_llm.sampling.sampler import Kernels, Sampler
 _PARKED = 4
 """slots for conversations that do not run: parked ones, and ended ones until somebody goes on with them"""
 
-_MOST_DRAFT_WEIGHTS = 0.75
-"""of the model's: whoever reads more of them for a draft than this gains nothing even if all are right"""
+_MOST_DRAFT_COST = 0.75
+"""steps of the model: for more than this a draft gains nothing even if all are right"""
 
 COMPILING = "compiling kernels (once)"
 Progress = Callable[[str, int, int], None]
@@ -197,8 +197,9 @@ def open_draft_model(
             f"{draft.name} cannot draft for {manifest.name}: they have different tokenizers",
             hint="take a smaller model of the same family",
         )
-    cost = draft.weight_bytes / manifest.weight_bytes
-    if cost > _MOST_DRAFT_WEIGHTS:
+    # where weights are not waited for, products are
+    cost = max(draft.weight_bytes / manifest.weight_bytes, draft.parameters / manifest.parameters)
+    if cost > _MOST_DRAFT_COST:
         notices.append(f"the draft model {draft.name} is too large to make {manifest.name} faster, and hardly tried")
     cache = KVCache(
         cache_geometry(draft),

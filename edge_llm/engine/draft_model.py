@@ -22,11 +22,18 @@ SLOTS = 5
 """a conversation that is drafted for, and such as may go on"""
 CHUNK = 64
 """rows of a text that it reads between two steps of the larger model, at most: the reader's next token waits for them"""
+_FIRST_CREDIT, _MOST_CREDIT = 8.0, 256.0
+"""steps of the larger model that it may cost before it has saved any, and however many it has saved"""
+_SHARE = 0.05
+"""of the steps of an answer, which it may cost in any case: so it is tried again now and then"""
 
 
 class DraftModel:
     """Drafts for one conversation at a time, and only while its engine has no other: several share each load of the larger
     model's weights as it is. What it has read of the others stays for as long as there is room.
+
+    It keeps an account, in steps of the larger model: each draft that was right has saved one, each row that it computes costs
+    its part. Who has no credit does nothing, so whoever chose a bad one loses some steps and a twentieth.
 
     `drafts` may be called from any thread, all else from the one that runs the steps.
     """
@@ -44,6 +51,7 @@ class DraftModel:
         self._prefixes = PrefixCache(cache)
         self._holder: ModelDrafts | None = None
         self._spare: int | None = None
+        self._credit = _FIRST_CREDIT
 
     def drafts(self, ids: list[int], namespace: str | None, sampler: SequenceSampler) -> ModelDrafts:
         """What drafts for a conversation that begins with `ids`, shares rows within `namespace` and is sampled by `sampler`."""
@@ -69,6 +77,17 @@ class DraftModel:
             self._holder = None
         if self._spare is not None:
             self._prefixes.shrink(self._spare)
+
+    def earn(self, tokens: int, right: int) -> None:
+        """Answers are so many tokens longer, of which so many were drafts."""
+        self._credit = min(_MOST_CREDIT, self._credit + _SHARE * tokens + right)
+
+    def spend(self, steps: float, *, whole: float) -> bool:
+        """Whether something may be done that takes so many `steps`, and with what must follow it `whole`; then it is paid."""
+        if whole > self._credit:
+            return False
+        self._credit -= steps
+        return True
 
     def place(self, drafts: ModelDrafts, ids: list[int], namespace: str | None) -> int | None:
         """A slot for a conversation, with the rows of it that are known; it is the one that is drafted for now."""
@@ -123,6 +142,10 @@ class ModelDrafts:
         self.cost = model.cost
         self._model, self._namespace, self._sampler = model, namespace, sampler
         self._text, self._prompt_tokens = list(ids), len(ids)
+        self._drafts: list[int] = []
+        """the last ones, until it is known what has become of them"""
+        self._told = len(ids)
+        """tokens of the text that the account knows of"""
         self._ahead: list[int] = []
         self._slot: int | None = None
         self._failed = False
@@ -154,6 +177,7 @@ class ModelDrafts:
 
     def _draft(self, length: int) -> tuple[int, ...]:
         model = self._model
+        self._account()
         if self._slot is None:
             self._slot = model.place(self, self._text, self._namespace)
         slot = self._slot
@@ -161,23 +185,33 @@ class ModelDrafts:
             return ()
         unread = self._text[self._settle(slot) :]
         answered = len(self._text) - self._prompt_tokens
+        reading = ROW_COST * self.cost * (len(unread) - 1)
         # a text is read once the answer is so long that one as long again would be worth it
-        if ROW_COST * self.cost * len(unread) > answered:
+        if reading > answered:
             return ()
         if len(unread) > CHUNK:
-            model.read(slot, unread[:CHUNK], wanted=False)
+            if model.spend(ROW_COST * self.cost * CHUNK, whole=reading):
+                model.read(slot, unread[:CHUNK], wanted=False)
+            return ()
+        price = reading + self.cost * length
+        if not model.spend(price, whole=price):
             return ()
         sampler = self._sampler.copy(model.sampler)
-        drafts: list[int] = []
         row = model.read(slot, unread, wanted=True)
         while True:
             # drawn as the larger model's token at this place will be, so that equal rows give equal tokens
-            drafts.append(sampler.sample(row, answered + len(drafts)).token_id)
-            if len(drafts) == length:
-                return tuple(drafts)
-            sampler.observe(drafts[-1])
-            row = model.read(slot, drafts[-1:], wanted=True)
-            self._ahead.append(drafts[-1])
+            self._drafts.append(sampler.sample(row, answered + len(self._drafts)).token_id)
+            if len(self._drafts) == length:
+                return tuple(self._drafts)
+            sampler.observe(self._drafts[-1])
+            row = model.read(slot, self._drafts[-1:], wanted=True)
+            self._ahead.append(self._drafts[-1])
+
+    def _account(self) -> None:
+        """Tell what has become of the last drafts."""
+        right = common_prefix(self._drafts, self._text[self._told :], len(self._drafts))
+        self._model.earn(len(self._text) - self._told, right)
+        self._drafts, self._told = [], len(self._text)
 
     def _settle(self, slot: int) -> int:
         """Take back the rows of drafts that the text does not hold; how many are left, fewer than the text has tokens."""

@@ -25,7 +25,6 @@ from tests.engine.fakes import VOCAB, FakeSession, hashed_logits, make_core
 from tests.engine.test_core import answer, ask, mostly_right, run
 from tools.tiny_model import write_tiny_gguf
 
-
 CONFIG = EngineConfig(context=256, slots=2, max_chunk=32, speculation="off")
 
 
@@ -73,10 +72,10 @@ def test_who_is_mostly_right_saves_steps_and_who_never_is_costs_few(temperature:
 
 
 def test_it_reads_a_long_prompt_in_chunks_and_only_for_a_long_answer() -> None:
-    core = make_core(drafts=hashed_logits, draft_cost=0.5, max_rows=128)
-    ask(core, 200, max_tokens=8)
+    core = make_core(drafts=hashed_logits, draft_cost=0.3, max_rows=128)
+    ask(core, 200, max_tokens=6)
     run(core)
-    assert rows(drafting(core)) == 0  # 0.1 * 0.5 * 200: it would cost as much as ten tokens
+    assert rows(drafting(core)) == 0  # 0.1 * 0.3 * 200: it would cost as much as six tokens
     asked = ask(core, 200, max_tokens=50)
     run(core)
     steps = [step.rows for step in drafting(core).steps]
@@ -95,6 +94,26 @@ def test_the_next_turn_is_read_from_where_the_last_one_ended() -> None:
     run(core)
     assert second.finished.usage.accepted_draft_tokens > 20
     assert rows(drafting(core)) < 3 + 40 + 12
+
+
+def test_it_costs_little_where_it_is_wrong_and_is_tried_again() -> None:
+    """Eight steps of the larger model and a twentieth of its answers, whatever is asked; then it is right, and pays."""
+    cost, wrong = 0.3, True
+    core = make_core(drafts=lambda ids: 7 if wrong else hashed_logits(ids), draft_cost=cost)
+    tokens = 0
+    for prompt in range(100, 160):
+        tokens += ask(core, prompt, max_tokens=30).sequence.max_tokens
+        run(core)
+        spent = sum(cost * (0.1 * step.rows + 0.9 * step.logit_rows) for step in drafting(core).steps)
+        assert spent <= 8 + 0.05 * tokens + 1e-9
+    assert spent > 8
+    wrong = False
+    drafting(core).steps.clear()
+    usages = []
+    for prompt in range(160, 190):
+        usages.append(ask(core, prompt, max_tokens=60).sequence)
+        run(core)
+    assert sum(sequence.accepted_drafts for sequence in usages[-5:]) > 200
 
 
 def test_in_company_it_does_nothing() -> None:
