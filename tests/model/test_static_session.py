@@ -27,7 +27,7 @@ from edge_llm.model.static_folder import (
 from edge_llm.model.static_session import StaticSession, mask, self_test
 from edge_llm.model.step import Segment, Step
 from tests.model import static_rig
-from tests.model.exact_ring import write_exact_ring
+from tests.model.exact_ring import unchecked_graph, write_exact_ring
 from tests.model.mixed import CONTEXT, LENGTH, MAX_CHUNK, append, recomputed, texts, write_mixed
 
 IDS = texts(1)[0]
@@ -51,7 +51,7 @@ def static_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def truth(folder: Path, kernels: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Logits of IDS, three contexts long, by the ring's own attention over exact products."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge_llm.model.session.check_graph", lambda folder, manifest: None)
+        patch.setattr("edge_llm.model.session.check_graph", unchecked_graph)
         exact = write_exact_ring(folder, tmp_path_factory.mktemp("exact") / "exact")
         return recomputed(exact, kernels, KvType.F32, IDS)
 
