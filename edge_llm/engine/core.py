@@ -160,7 +160,7 @@ class EngineCore:
             return
         chosen = self._select(plan, logits)
         now = self._clock()
-        self._pace.observe(plan.answers, plan.prompt_rows, plan.depth, now - start)
+        self._pace.observe(plan.answers, plan.prompt_rows, plan.depth, now - start, held=plan.held)
         self._recorder.metrics.num_steps.add()
         self._commit(chosen, now)
         self._emit(chosen)

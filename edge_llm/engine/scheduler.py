@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge_llm.engine.pace import Pace
+from edge_llm.engine.pace import Pace, Portion
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import ParameterError, QueueFullError
@@ -43,10 +43,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next step computes, in the order in which logits come back; the first `answered` shares go on with answers."""
+    """What the next step computes, in the order in which logits come back; the first `answered` shares go on with answers.
+    `held` answers stand still, for a long prompt."""
 
     shares: tuple[Share, ...]
     answered: int = 0
+    held: int = 0
 
     @property
     def answers(self) -> int:
@@ -218,22 +220,20 @@ class Scheduler:
         Prompts of those `waiting` are not read in it. Changes nothing; empty if nobody runs.
         """
         decoding = [sequence for sequence in self._running if sequence.phase is Phase.DECODE]
+        prompts = [sequence for sequence in self.reading() if sequence not in waiting]
+        answers, portion = _slots(*decoding), Portion(0)
+        if prompts:
+            portion = self._pace.portion(answers, prompts[0].committed, prompts[0].pending)
+        if portion.holds:
+            return Plan(tuple(_in_turn(prompts, min(portion.rows, self._max_rows))), held=answers)
         shares: list[Share] = []
-        rows, behind = self._max_rows, _slots(*decoding)
+        rows, behind = self._max_rows, answers
         for sequence in decoding:
             behind -= sequence.width
             share = _share(sequence, rows - behind)
             shares.append(share)
             rows -= share.rows
-        prompts = [sequence for sequence in self.reading() if sequence not in waiting]
-        if prompts:
-            rows = min(rows, self._pace.prompt_rows(_slots(*decoding), prompts[0].committed))
-        for sequence in prompts:
-            if rows > 0:
-                share = _share(sequence, rows)
-                shares.append(share)
-                rows -= share.segment.rows
-        return Plan(tuple(shares), len(decoding))
+        return Plan((*shares, *_in_turn(prompts, min(rows, portion.rows))), len(decoding))
 
     def reading(self) -> list[Sequence]:
         """Those whose prompt is being read, the next first: the shorter the rest of it, the sooner, for nobody is answered
@@ -244,6 +244,15 @@ class Scheduler:
 
 def _slots(*sequences: Sequence) -> int:
     return sum(one.width for one in sequences)
+
+
+def _in_turn(prompts: Iterable[Sequence], rows: int) -> Iterator[Share]:
+    """As much of prompts, one after another, as fits into `rows`."""
+    for sequence in prompts:
+        if rows > 0:
+            share = _share(sequence, rows)
+            yield share
+            rows -= share.segment.rows
 
 
 def _share(sequence: Sequence, rows: int) -> Share:
