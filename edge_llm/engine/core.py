@@ -14,6 +14,7 @@ from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache, common_prefix
 from edge_llm.config import EngineConfig
 from edge_llm.engine.beams import Branch
+from edge_llm.engine.energy import EnergyMeter
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.pace import ChunkPolicy, Pace
@@ -65,13 +66,15 @@ class EngineCore:
         config: EngineConfig,
         store: BlockStore | None = None,
         kv_budget: int | None = None,
+        energy: EnergyMeter | None = None,
         layout: str = "ring",
         provider: str = "cpu",
         notice: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefixes for longer than the engine. The cache has at least the config's slots: more of them keep rows
-        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `layout`, `provider` and
+        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `energy` is
+        asked about each step. `layout`, `provider` and
         `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
@@ -82,7 +85,7 @@ class EngineCore:
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
-        self._recorder = Recorder()
+        self._recorder = Recorder(energy)
         self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
         self._scheduler = Scheduler(
             capacity=Capacity(config.slots, kv_budget, cache.bytes_of),
@@ -142,6 +145,7 @@ class EngineCore:
             kv_cache_bytes=held,
             kv_cache_usage_perc=held / most if most else 0.0,
             rss_bytes=machine.resident_memory(),
+            energy_joules=self._recorder.joules,
         )
 
     def step(self) -> None:
@@ -153,6 +157,7 @@ class EngineCore:
         if not plan.shares:
             return
         start = self._clock()
+        self._recorder.began(start)
         try:
             logits = self.session.forward(plan.step)
         except SessionError as error:
@@ -161,7 +166,7 @@ class EngineCore:
         chosen = self._select(plan, logits)
         now = self._clock()
         self._pace.observe(plan.answers, plan.prompt_rows, plan.depth, now - start, held=plan.held)
-        self._recorder.metrics.num_steps.add()
+        self._recorder.stepped(plan.shares, plan.step.rows, now, now - start)
         self._commit(chosen, now)
         self._emit(chosen)
 
@@ -340,7 +345,8 @@ class EngineCore:
             if sequence.beams is not None and sequence.stream.finish is None:  # it is cut: the best so far has to do
                 deltas += sequence.stream.feed(sequence.beams.best)
             deltas += sequence.stream.flush()
-            last = sequence.finished(reason, self._clock())
+            now = self._clock()
+            last = sequence.finished(reason, now, self._recorder.joules_of(sequence, now))
         except Exception as error:
             self._fail(sequence, error)
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from edge_llm.engine.beams import Beams, Branch
+from edge_llm.engine.energy import Account
 from edge_llm.engine.reader import MAX_CHOICE_TOKENS, Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
@@ -58,6 +59,7 @@ class Sequence:
     __slots__ = (
         "__weakref__",
         "accepted_drafts",
+        "account",
         "beams",
         "cached",
         "cancelled",
@@ -129,6 +131,8 @@ class Sequence:
         self.reached = self.progress = 0
         """most rows that were there before it was parked; prompt tokens that were told of"""
         self.preemptions = 0
+        self.account: Account | None = None
+        """its part of the energy, where that is known"""
         self.drafted = self.accepted_drafts = 0
         self.cancelled = False
         self.ended = False
@@ -220,8 +224,8 @@ class Sequence:
         """Ask for an end, which the next step brings. Any thread."""
         self.cancelled = True
 
-    def finished(self, reason: FinishReason, now: float) -> Finished:
-        """The last event, for an end at `now`."""
+    def finished(self, reason: FinishReason, now: float, joules: float | None = None) -> Finished:
+        """The last event, for an end at `now`; it has taken so many `joules`, where that is known."""
         calls = self.stream.tool_calls
         rows = max(self.reached, self.committed)
         return Finished(
@@ -234,7 +238,7 @@ class Sequence:
                 accepted_draft_tokens=self.accepted_drafts,
                 reasoning_tokens=self.stream.reasoning_tokens,
             ),
-            timings=self._timings(now),
+            timings=self._timings(now, joules),
             seed=self.decoder.seed,
             token_ids=tuple(self.stream.token_ids),
             matched_stop=self.stream.matched_stop,
@@ -246,11 +250,11 @@ class Sequence:
             beams=() if self.beams is None else self.beams.results(),
         )
 
-    def _timings(self, now: float) -> Timings:
+    def _timings(self, now: float, joules: float | None) -> Timings:
         marks = self.marks
         queue_s = (now if marks.admitted is None else marks.admitted) - marks.submitted
         if marks.admitted is None or marks.first_token is None or marks.last_token is None:
-            return Timings(queue_s=queue_s, ttft_s=None, total_s=now - marks.submitted)
+            return Timings(queue_s=queue_s, ttft_s=None, total_s=now - marks.submitted, joules=joules)
         prefill_s = marks.first_token - marks.admitted
         decode_s = marks.last_token - marks.first_token
         steps = self.stream.completion_tokens - 1
@@ -262,4 +266,5 @@ class Sequence:
             prefill_tokens_per_s=(self.prompt_tokens - self.cached) / prefill_s if prefill_s > 0 else None,
             decode_tokens_per_s=steps / decode_s if measured else None,
             tpot_s=decode_s / steps if measured else None,
+            joules=joules,
         )
