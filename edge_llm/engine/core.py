@@ -206,9 +206,9 @@ class EngineCore:
             elif sequence.deadline is not None and sequence.deadline <= now:
                 self._finish(sequence, FinishReason.TIMEOUT)
         self._scheduler.admit(self._place, now)
-        while victims := self._scheduler.victims():
+        while victims := self._scheduler.victims(now):
             for sequence in victims:
-                self._park(sequence)
+                self._park(sequence, now)
             self._scheduler.admit(self._place, now)
         return self._scheduler.plan(self._catch_up())
 
@@ -229,14 +229,14 @@ class EngineCore:
             sequence.found(rows)
         return waiting
 
-    def _park(self, sequence: Sequence) -> None:
+    def _park(self, sequence: Sequence, now: float) -> None:
         """Take somebody's slot; its rows stay with those of ended conversations for as long as there is room."""
         assert sequence.slot is not None
         if not sequence.shares_rows:  # it goes on from its prompt, lest it finds rows that it has not seen
             rows = self._prefixes.rewind(sequence.slot, sequence.prompt_tokens)
             sequence.read_next(sequence.ids[: sequence.prompt_tokens], rows)
         self._prefixes.release(sequence.slot, keep=True)
-        self._scheduler.park(sequence)
+        self._scheduler.park(sequence, now)
         self._recorder.metrics.num_preemptions.add()
 
     def _place(self, sequence: Sequence) -> int | None:

@@ -141,28 +141,29 @@ class Scheduler:
             with self._lock:
                 self._waiting.remove(sequence)
                 sequence.slot = slot
-                if sequence.marks.admitted is None:
-                    sequence.marks.admitted = now
+                sequence.marks.slot(now)
                 self._running.append(sequence)
 
-    def victims(self) -> list[Sequence]:
-        """Who is to be parked so that the first in the queue can run: the least urgent, all of lower priorities and later
-        turns; nobody if it can run without, or could not even so."""
+    def victims(self, now: float) -> list[Sequence]:
+        """Who is to be parked so that the first in the queue can run: the least urgent of lower priorities, then those who
+        have had a turn, all of such whose next turn is later; nobody if it can run without, or could not even so."""
         first, victims = self._first_waiting, list[Sequence]()
         if first is None or self._fits(first):
             return []
-        for sequence in sorted(self._running, key=lambda running: running.urgency, reverse=True):
-            if sequence.beams is None and sequence.rank > first.rank and sequence.urgency_if_parked > first.urgency:
+        lower = sorted((one for one in self._running if one.rank > first.rank), key=lambda one: -one.urgency)
+        others = [one for one in self._running if one.rank <= first.rank and one.had_turn(now)]
+        for sequence in (*lower, *sorted(others, key=lambda one: one.since)):
+            if sequence.beams is None and sequence.urgency_if_parked(now) > first.urgency:
                 victims.append(sequence)
                 if self._fits(first, without=victims):
                     return victims
         return []
 
-    def park(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence, now: float) -> None:
         """Let somebody who runs wait again."""
         with self._lock:
             self._running.remove(sequence)
-            sequence.park()
+            sequence.park(now)
             self._waiting.add(sequence)
 
     @property

@@ -20,6 +20,10 @@ Emit = Callable[[Event | EdgeLLMError], None]
 """takes a request's events; `Finished` or an error comes last, once"""
 
 
+_TURN_S = 10.0
+"""seconds for which a request is answered before others, whose turn comes next, may have its slot"""
+_TURN_READS = 3.0
+"""the same in times of what it took until it was answered: coming back may cost that again"""
 _PARKED_S = 30.0
 """seconds that being parked once counts as waiting, lest it is parked each time that it has just been read again"""
 _STEPS_BACK_S = dict(zip(PRIORITIES, (0.0, 60.0, 300.0), strict=True))
@@ -35,15 +39,26 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Marks:
-    """When things happened to a request, in seconds of the engine's clock."""
+    """When things happened to a request, in seconds of the engine's clock. `entered` and `resumed` are the last times that it
+    got a slot, and a token after that."""
 
     submitted: float
     admitted: float | None = None
+    entered: float | None = None
+    resumed: float | None = None
     first_token: float | None = None
     last_token: float | None = None
 
+    def slot(self, now: float) -> None:
+        """It got a slot."""
+        self.entered, self.resumed = now, None
+        if self.admitted is None:
+            self.admitted = now
+
     def token(self, now: float) -> None:
         """Tokens were chosen."""
+        if self.resumed is None:
+            self.resumed = now
         if self.first_token is None:
             self.first_token = now
         self.last_token = now
@@ -80,11 +95,13 @@ class Sequence:
         "prompt_tokens",
         "reached",
         "reader",
+        "since",
         "slot",
         "stream",
         "structured",
         "to_read",
         "window",
+        "yields",
     )
 
     def __init__(
@@ -130,7 +147,11 @@ class Sequence:
         self.committed = self.cached = 0
         self.reached = self.progress = 0
         """most rows that were there before it was parked; prompt tokens that were told of"""
+        self.since = submitted
+        """when it has come, or when its turn was over"""
         self.preemptions = 0
+        self.yields = 0
+        """how often it was parked before its turn was over"""
         self.account: Account | None = None
         """its part of the energy, where that is known"""
         self.drafted = self.accepted_drafts = 0
@@ -175,18 +196,28 @@ class Sequence:
     @property
     def urgency(self) -> float:
         """When its turn comes, the smallest first: its arrival, later by what its priority costs and sooner each time that
-        it was parked.
+        it was parked before its turn was over.
 
         So somebody of a lower priority goes before all who come long enough after, and nobody waits for ever.
         """
-        return self._urgency(self.preemptions)
+        return self._urgency(self.since, self.yields)
 
-    @property
-    def urgency_if_parked(self) -> float:
-        return self._urgency(self.preemptions + 1)
+    def urgency_if_parked(self, now: float) -> float:
+        return self._urgency(*self._parked(now))
 
-    def _urgency(self, preemptions: int) -> float:
-        return self.marks.submitted + max(0.0, _STEPS_BACK_S[self.priority] - _PARKED_S * preemptions)
+    def _urgency(self, since: float, yields: int) -> float:
+        return since + max(0.0, _STEPS_BACK_S[self.priority] - _PARKED_S * yields)
+
+    def _parked(self, now: float) -> tuple[float, int]:
+        """What `since` and `yields` are once it is parked."""
+        return (now, self.yields) if self.had_turn(now) else (self.since, self.yields + 1)
+
+    def had_turn(self, now: float) -> bool:
+        """Whether it has been answered for so long that others may go on in its place."""
+        marks = self.marks
+        if marks.entered is None or marks.resumed is None or self.phase is not Phase.DECODE:
+            return False
+        return now - marks.resumed >= max(_TURN_S, _TURN_READS * (marks.resumed - marks.entered))
 
     @property
     def rank(self) -> int:
@@ -214,8 +245,9 @@ class Sequence:
         self.ids[:] = ids
         self.committed = rows
 
-    def park(self) -> None:
+    def park(self, now: float) -> None:
         """Wait again, for a slot of somebody more urgent. Nothing is lost but the slot: the decoder goes on where it is."""
+        self.since, self.yields = self._parked(now)
         self.reached = max(self.reached, self.committed)
         self.slot, self.committed, self.to_read = None, 0, len(self.ids)
         self.preemptions += 1
