@@ -168,7 +168,7 @@ def test_a_turn_is_not_over_before_it_was_worth_its_prompt() -> None:
     core = make_core(slots=1, clock=lambda: now[0])
     slow = ask(core, 5, max_tokens=50)
     other = ask(core, 6, max_tokens=2)
-    core._scheduler.admit(core._place, now[0])
+    core._slots.admit(now[0])
     now[0] = 20.0  # so long until its first token
     steps(core, 1)
     now[0] = 79.0
