@@ -25,6 +25,7 @@ _IDLE_S = 0.1
 """seconds without a step after which what was used is nobody's"""
 _PMIC = ("vcgencmd", "pmic_read_adc")
 _TIMEOUT_S = 1.0
+_BOARDS = ("Raspberry Pi 5", "Raspberry Pi Compute Module 5")
 _ADC = re.compile(r"^\s*(\w+)_([AV])\s+(?:current|volt)\(\d+\)=([0-9.]+)[AV]\s*$", re.MULTILINE)
 
 
@@ -125,7 +126,7 @@ def find_source(
         return Rapl(root)
     except (OSError, ValueError):
         pass
-    if "Raspberry Pi 5" in machine.board(root):
+    if any(name in machine.board(root) for name in _BOARDS):
         try:
             return Pmic(ask_pmic)
         except (OSError, ValueError):

@@ -155,8 +155,7 @@ class Pace:
         if not answered:
             if prompt_rows > self._chunks.mixed:
                 self._pause_row.at(depth).add(seconds / prompt_rows)
-            if held:
-                self._spent_s += seconds
+            self._spent_s = self._spent_s + seconds if held else 0.0
             return
         plain = self._plain.setdefault(answered, _Plain())
         self._since_pause += 1

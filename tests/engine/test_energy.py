@@ -103,9 +103,10 @@ def test_a_power_chip_is_asked_on_a_pi_5_only(tmp_path: Path) -> None:
     board(tmp_path / "4", "Raspberry Pi 4 Model B Rev 1.5\0")
     assert find_source(None, tmp_path / "4", ask_pmic) is None
     assert not asked
-    board(tmp_path / "5", PI_5)
-    assert isinstance(find_source(7, tmp_path / "5", ask_pmic), Pmic)
-    assert asked
+    for model in (PI_5, "Raspberry Pi 500 Rev 1.0\0", "Raspberry Pi Compute Module 5 Rev 1.0\0"):
+        board(tmp_path / model[:-1], model)
+        assert isinstance(find_source(7, tmp_path / model[:-1], ask_pmic), Pmic)
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize(
