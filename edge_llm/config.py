@@ -32,6 +32,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
     "kv_budget_bytes": (1, 1 << 50),
+    "watts": (1, 100_000),
 }
 CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -43,7 +44,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
-_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes"})
+_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes", "watts"})
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class EngineConfig:
     """most prompt rows of a step in which others are being answered; how many it takes, the times of earlier steps decide, so
     that their next token is not late"""
     mixed_pause_ms: int = 300
-    """most milliseconds that answers stand still, at one in 24 tokens at most, so that a long prompt is not late; 0: never"""
+    """most milliseconds that answers stand still, at one in 36 tokens at most, so that a long prompt is not late; 0: never"""
     max_queued_requests: int | None = None
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
@@ -93,6 +94,9 @@ class EngineConfig:
     layout: str = "auto"
     """which graph computes: `ring`, of our own kernels, or `static`, of stock ops, which is slower; `auto`: ring wherever the
     provider can and its kernels can be had"""
+
+    watts: int | None = None
+    """watts that this machine needs while it computes, for joules a token where no meter of its own can be read"""
 
     def __post_init__(self) -> None:
         for field in fields(self):

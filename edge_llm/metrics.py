@@ -133,6 +133,8 @@ class Statistics:
     """these bytes as a share of what they may be, 0 to 1"""
     rss_bytes: int | None
     """memory of the process that holds the engine; None where the system does not tell"""
+    energy_joules: float | None
+    """what all steps took, where a meter or the config's `watts` tells"""
     prompt_tokens: int
     generation_tokens: int
     prefix_cache_queries: int
@@ -171,6 +173,13 @@ class Statistics:
     def of(cls, metrics: Metrics, **others: Any) -> Statistics:
         """A snapshot; `others` are the fields that `metrics` does not have."""
         return cls(**others, **{name: _value(part) for name, part in vars(metrics).items()})
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy over tokens chosen, the reading of their prompts included; None where either is unknown."""
+        if self.energy_joules is None or not self.generation_tokens:
+            return None
+        return self.energy_joules / self.generation_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """Values that JSON knows."""

@@ -18,14 +18,19 @@ _LABELS = {"prefix_cache_hits": "tier", "request_success": "finished_reason", "r
 
 
 def exposition(
-    statistics: Mapping[str, Statistics], requests: Mapping[tuple[str, int], int], quality: Mapping[str, float]
+    statistics: Mapping[str, Statistics],
+    requests: Mapping[tuple[str, int], int],
+    quality: Mapping[str, float],
+    *,
+    retries: int = 0,
 ) -> str:
-    """The counts of each loaded model, by its name, the server's requests by path and status, and what the quality watch
-    has found of each model."""
+    """The counts of each loaded model, by its name, the server's requests by path and status and how many of them were
+    `retries`, and what the quality watch has found of each model."""
     family = f"{PREFIX}http_requests_total"
     lines = [f"# TYPE {family} counter"]
     for (path, status), count in sorted(requests.items()):
         lines.append(f"{family}{_written({'path': path, 'status': str(status)})} {count}")
+    lines += [f"# TYPE {PREFIX}client_retries_total counter", f"{PREFIX}client_retries_total {retries}"]
     if quality:
         lines.append(f"# TYPE {PREFIX}quality_kl gauge")
         for name, kl in sorted(quality.items()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.config import EngineConfig
-from edge_llm.engine.assembly import Progress, intake_and_cache, kv_budget, prefix_store
+from edge_llm.engine.assembly import Progress, energy_meter, intake_and_cache, kv_budget, prefix_store
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.errors import SessionError
@@ -57,6 +57,7 @@ def open_static(
         config=config,
         store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
         kv_budget=kv_budget(config, cache),
+        energy=energy_meter(config),
         layout="static",
         provider=provider,
         notice=notice,

@@ -31,6 +31,19 @@ def test_memory_grows_with_the_conversation_and_goes_with_it() -> None:
     assert cache.nbytes == 0
 
 
+@pytest.mark.parametrize("rows", [0, 1, 256, 257, 300, 513, 1000, 3000])
+def test_what_a_conversation_takes_is_known_before(rows: int) -> None:
+    """Twice as much as its tiles, at times: whoever counts bytes must know."""
+    cache = make(KvType.F32, context=2000, storage=PlainRows)
+    slot, other = taken(cache), taken(cache)
+    append(cache, other, list(range(70)))
+    append(cache, slot, list(range(rows)))
+    assert cache.slot_bytes(slot) == cache.bytes_of(rows)
+    assert cache.used_bytes == cache.nbytes == cache.bytes_of(rows) + cache.bytes_of(70)
+    cache.truncate(slot, rows // 2)
+    assert cache.used_bytes == cache.nbytes
+
+
 def test_a_ring_never_grows_past_its_capacity() -> None:
     cache = make(KvType.F32, storage=PlainRows)
     slot = taken(cache)
