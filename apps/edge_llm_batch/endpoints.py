@@ -11,6 +11,8 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import ChatReply
 from edge_llm_server.completion_shapes import CompletionReply
 from edge_llm_server.embedding_shapes import EmbeddingBody, EmbeddingReply, check_dimensions, embedding_requests
+from edge_llm_server.response_bodies import ResponseBody
+from edge_llm_server.response_shapes import ResponseReply
 from edge_llm_server.schemas import ChatBody, CompletionBody
 from edge_llm_server.translate import Caller, chat_requests, checked, completion_requests, prompts
 
@@ -102,8 +104,15 @@ def _embeddings(raw: Mapping[str, Any], engine: Answering) -> Asked:
     return Asked(embedding_requests(body.input, Caller(), body.pooling), whole, "input")
 
 
+def _response(raw: Mapping[str, Any], engine: Answering) -> Asked:
+    body = checked(ResponseBody, raw)
+    requests = chat_requests(checked(ChatBody, body.as_chat()), Caller())
+    return Asked(requests, ResponseReply(engine.info.name, body).whole, "input")
+
+
 ENDPOINTS: Mapping[str, Callable[[Mapping[str, Any], Answering], Asked]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
+    "/v1/responses": _response,
     "/v1/embeddings": _embeddings,
 }

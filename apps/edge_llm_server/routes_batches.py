@@ -25,7 +25,7 @@ class BatchBody(Body):
     """POST /v1/batches. Lines are answered as soon as there is time: `completion_window` is taken and changes nothing."""
 
     input_file_id: Word
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Word = "24h"
     model: Word | None = None
     """which of the served models answers; else the one that the first line names"""

@@ -98,6 +98,26 @@ def test_a_batch_is_answered(server: Running) -> None:
         assert [one.id for one in client.batches.list()] == [made.id]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 2}, "text_completion"),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 2}, "response"),
+        ("/v1/embeddings", {"input": ["Hello", "you"], "encoding_format": "base64"}, "list"),
+    ],
+)
+def test_a_batch_may_be_of_any_endpoint_that_answers(server: Running, endpoint: str, body: Any, kind: str) -> None:
+    lines = [{**line(1), "url": endpoint, "body": body}, line(2)]
+    with client_of(server) as client:
+        file = client.files.create(file=jsonl(*lines), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+        batch = ended(client, made.id)
+        (answer,) = map(json.loads, client.files.content(batch.output_file_id).read().splitlines())
+        assert answer["response"]["body"]["object"] == kind
+        (fault,) = map(json.loads, client.files.content(batch.error_file_id).read().splitlines())
+        assert (fault["custom_id"], fault["error"]["code"]) == ("q2", "invalid_url")
+
+
 def test_nobody_sees_what_is_somebody_elses(server: Running) -> None:
     with client_of(server, "a") as ann, client_of(server, "b") as bob:
         file = ann.files.create(file=jsonl(line(1)), purpose="batch")
