@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import new_id
-from edge_llm_server.translate import parameter_of
+from edge_llm_server.fields import refusal
 
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, QueueFullError
@@ -101,7 +101,7 @@ class BatchRun:
         except EngineStoppedError:
             raise
         except EdgeLLMError as error:
-            raise ApiError.of(error, parameter_of(error) or wanted.param) from None
+            raise refusal(error, wanted.param, wanted.names) from None
 
     async def _answer(self, request: Request) -> Answer:
         answer = Answer()

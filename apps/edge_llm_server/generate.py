@@ -24,9 +24,9 @@ from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
 from edge_llm_server.exchange import STATE, Exchange
+from edge_llm_server.fields import NO_NAMES, Names, refusal
 from edge_llm_server.security import Receive, Send
 from edge_llm_server.shape import Encoder, Shape, StreamShape
-from edge_llm_server.translate import parameter_of
 
 _EVENTS_A_TURN = 8
 _Batch = list[tuple[int, Event]]
@@ -47,10 +47,12 @@ class Generate(Response):
         *,
         param: str,
         stream: bool,
+        names: Names = NO_NAMES,
     ) -> None:
-        """`param` is the field of the body that a prompt which is too long came from; to `stream` takes a `StreamShape`."""
+        """`param` is the field of the body that a prompt which is too long came from, `names` what the client calls others;
+        to `stream` takes a `StreamShape`."""
         self._engines, self._model, self._requests, self._shape = engines, model, requests, shape
-        self._param, self._stream = param, stream
+        self._param, self._stream, self._names = param, stream, names
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[STATE]
@@ -73,7 +75,7 @@ class Generate(Response):
         except QueueFullError:
             raise
         except EdgeLLMError as error:
-            raise ApiError.of(error, parameter_of(error) or self._param) from None
+            raise refusal(error, self._param, self._names) from None
         listener.add(handles)
         return handles
 

@@ -7,10 +7,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edge_llm.engine.request import Request
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.schemas import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Body, Number, OtherPart, Text, TextPart, Word
+from edge_llm_server.fields import refusals
+from edge_llm_server.schemas import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Body,
+    ChatBody,
+    Number,
+    OtherPart,
+    Text,
+    TextPart,
+    Word,
+)
+from edge_llm_server.translate import Caller, chat_requests, checked
 
 LOGPROBS = "message.output_text.logprobs"
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+"""what fields of OpenAI's chat are called here"""
 
 
 class RefusedPart(Body):
@@ -142,6 +163,12 @@ class ResponseBody(Body):
         if form is None or form.get("type") != "json_schema":
             return form
         return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
+
+
+def response_requests(body: ResponseBody, caller: Caller) -> list[Request]:
+    """The one request. Raises `ApiError`."""
+    with refusals(names=NAMES):
+        return chat_requests(checked(ChatBody, body.as_chat()), caller)
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:
