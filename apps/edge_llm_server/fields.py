@@ -75,26 +75,30 @@ def refusals(param: str | None = None, names: Names = NO_NAMES) -> Iterator[None
 def misfit(error: ValidationError, raw: Mapping[str, Any]) -> ApiError:
     """What a client is told of a body that does not fit: of the ways in which it could have, the one that goes furthest."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    path, first = max(((_path(one["loc"], raw), one) for one in found), key=lambda pair: _reach(*pair))
+    path, first = max(((_path(one, raw), one) for one in found), key=lambda pair: _reach(*pair))
     name = ".".join(map(str, path))
     return ApiError.invalid(f"{quoted(name)}: {first['msg']}", str(path[0]) if path else None)
 
 
 def _reach(path: Sequence[int | str], error: Mapping[str, Any]) -> tuple[int, list[int], int]:
-    """By what errors are compared. A `type` that is another one says little: so it is to all kinds but one."""
-    says = 1 if error["type"] == "missing" else 0 if path[-1:] == ["type"] else 2
+    """By what errors are compared: how deep they lie, how far in a list, and how much they say."""
+    tried = len(path) < len(error["loc"])  # it is one kind of several, and to the others a `type` is always wrong
+    if error["type"] == "missing":
+        says = 1
+    elif tried and path[-1:] == ["type"]:
+        says = 0
+    else:
+        says = 2 if error["type"].endswith("_type") else 3
     return len(path), [place for place in path if isinstance(place, int)], says
 
 
-def _path(places: tuple[int | str, ...], raw: Any) -> list[int | str]:
-    """`places` without the names of the kinds that were tried."""
+def _path(error: Mapping[str, Any], raw: Any) -> list[int | str]:
+    """Where it lies, without the names of the kinds that were tried."""
     path: list[int | str] = []
-    for i, place in enumerate(places):
-        if isinstance(raw, Mapping) and place in raw:
+    for i, place in enumerate(error["loc"], 1):
+        if (isinstance(raw, Mapping) and place in raw) or (isinstance(raw, list) and isinstance(place, int)):
             raw = raw[place]
-        elif isinstance(raw, list) and isinstance(place, int):
-            raw = raw[place] if place < len(raw) else None
-        elif not (isinstance(raw, Mapping) and i == len(places) - 1):  # else it is the one that is missing
+        elif error["type"] != "missing" or i < len(error["loc"]):
             continue
         path.append(place)
     return path

@@ -18,8 +18,8 @@ from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import MAX_SEED, SamplingParams
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.fields import misfit, refusals
+from edge_llm_server.refused import REFUSED
 from edge_llm_server.schemas import (
-    REFUSED,
     ChatBody,
     ChatMessage,
     CompletionBody,
