@@ -131,11 +131,11 @@ class Generate(Response):
             ):
                 async for batch in batches:
                     await _tell(batch, encoder, answers, listener, voice)
-            await voice.say(encoder.closing(answers))
+            last = encoder.closing(answers)
         except (ApiError, EdgeLLMError) as error:
             told = error if isinstance(error, ApiError) else ApiError.of(error, self._param)
-            await voice.say(encoder.error(told))
-        await send({"type": "http.response.body", "body": b""})
+            last = encoder.error(told)
+        await send({"type": "http.response.body", "body": last.encode()})
 
 
 async def _tell(batch: _Batch, encoder: Encoder, answers: Sequence[Answer], listener: _Listener, voice: _Voice) -> None:

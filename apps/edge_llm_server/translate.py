@@ -54,9 +54,9 @@ class Caller:
 
 def checked(kind: type[B], raw: Mapping[str, Any]) -> B:
     """The body as a `kind`. Raises `ApiError` 400, naming what is wrong and what would change the answer unheard."""
-    for name, neutral in REFUSED.items():
-        value = raw.get(name)
-        if name not in kind.model_fields and value is not None and not any(_same(value, other) for other in neutral):
+    for name in sorted(raw.keys() & REFUSED.keys() - kind.model_fields.keys()):
+        value = raw[name]
+        if value is not None and not any(_same(value, neutral) for neutral in REFUSED[name]):
             raise ApiError.invalid(f"{name} is not supported", name, "unsupported_parameter")
     try:
         return kind.model_validate(raw)
