@@ -45,7 +45,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> Any:
-        return _model(service, engines.name_of(name))
+        entry = _model(service, engines.name_of(name))
+        if "meta" in entry:
+            statistics = (await engines.run(engines.statistics)).get(entry["id"])
+            entry["meta"]["kv_cache_bytes"] = None if statistics is None else statistics.kv_cache_bytes
+        return entry
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
