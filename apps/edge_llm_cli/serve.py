@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_llm.errors import InputError
+from edge_llm.errors import DownloadError, EdgeLLMError, InputError, IntegrityError, ModelFormatError, StorageError
 from edge_llm_cli import answer, console
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -124,8 +124,14 @@ def serve(
         quality_watch_s=None if quality_watch is None else quality_watch * 3600,
     )
     with ProgressDisplay() as progress:
-        wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
-        folders = {name: resolve(name, progress) for name in wanted}
+        folders: dict[str, Path | EdgeLLMError] = {}
+        for name in dict.fromkeys((*settings.models, *([fallback] if fallback else ()))):
+            try:
+                folders[name] = resolve(name, progress)
+            except (ModelFormatError, IntegrityError, StorageError, DownloadError) as error:
+                if fallback in (None, name):
+                    raise
+                folders[name] = error
         launch(settings, folders, config, note=console.note, progress=progress)
 
 

@@ -23,7 +23,7 @@ from edge_llm.messages import Event, Finished, FinishReason
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
-from edge_llm_server.exchange import STATE, Exchange
+from edge_llm_server.exchange import STATE, Exchange, place_of
 from edge_llm_server.fields import NO_NAMES, Names, refusal
 from edge_llm_server.security import Receive, Send
 from edge_llm_server.shape import Encoder, Shape, StreamShape
@@ -62,7 +62,7 @@ class Generate(Response):
             shape = self._shape(client.info)
             try:
                 if self._stream:
-                    await self._tell_pieces(cast("StreamShape", shape), client, answers, listener, send)
+                    await self._tell_pieces(cast("StreamShape", shape), client, answers, listener, send, exchange)
                 else:
                     await self._gather(client, answers, listener)
                     await _tell_whole(shape.whole(answers), send)
@@ -113,7 +113,13 @@ class Generate(Response):
                 _check_end(answer.end)
 
     async def _tell_pieces(
-        self, shape: StreamShape, client: EngineClient, answers: Sequence[Answer], listener: _Listener, send: Send
+        self,
+        shape: StreamShape,
+        client: EngineClient,
+        answers: Sequence[Answer],
+        listener: _Listener,
+        send: Send,
+        exchange: Exchange,
     ) -> None:
         encoder = shape.stream()
         try:
@@ -133,6 +139,7 @@ class Generate(Response):
                     await _tell(batch, encoder, answers, listener, voice)
             last = encoder.closing(answers)
         except (ApiError, EdgeLLMError) as error:
+            exchange.fault = place_of(error)  # what has begun with a 200 has no status that says so
             told = error if isinstance(error, ApiError) else ApiError.of(error, self._param)
             last = encoder.error(told)
         await send({"type": "http.response.body", "body": last.encode()})

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from edge_llm.metrics import HistogramSnapshot, Statistics
+from edge_llm_server.exchange import RequestCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "edge_llm:"
@@ -17,15 +18,18 @@ _LABELS = {"prefix_cache_hits": "tier", "request_success": "finished_reason", "r
 """fields that count by kind, and what the kind is called"""
 
 
-def exposition(
-    statistics: Mapping[str, Statistics], requests: Mapping[tuple[str, int], int], quality: Mapping[str, float]
-) -> str:
-    """The counts of each loaded model, by its name, the server's requests by path and status, and what the quality watch
-    has found of each model."""
+def exposition(statistics: Mapping[str, Statistics], requests: RequestCounts, quality: Mapping[str, float]) -> str:
+    """The counts of each loaded model, by its name, the server's requests, and what the quality watch has found of each
+    model."""
     family = f"{PREFIX}http_requests_total"
     lines = [f"# TYPE {family} counter"]
-    for (path, status), count in sorted(requests.items()):
+    for (path, status), count in sorted(requests.answered.items()):
         lines.append(f"{family}{_written({'path': path, 'status': str(status)})} {count}")
+    if requests.failed_streams:
+        family = f"{PREFIX}failed_streams_total"
+        lines.append(f"# TYPE {family} counter")
+        for path, count in sorted(requests.failed_streams.items()):
+            lines.append(f"{family}{_written({'path': path})} {count}")
     if quality:
         lines.append(f"# TYPE {PREFIX}quality_kl gauge")
         for name, kl in sorted(quality.items()):
