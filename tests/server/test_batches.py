@@ -68,6 +68,22 @@ def test_files_are_kept_and_given_back(server: Running, tmp_path: Path) -> None:
         assert not list((tmp_path / "batches").glob("file-*"))
 
 
+def test_lists_are_given_in_the_parts_that_were_asked_for(server: Running) -> None:
+    with client_of(server) as client:
+        made = [client.files.create(file=(f"{i}.jsonl", b"x"), purpose="batch").id for i in range(5)]
+        whole = [file.id for file in client.files.list()]
+        assert sorted(whole) == sorted(made)
+        page = client.files.list(limit=2)
+        assert ([file.id for file in page.data], page.has_more) == (whole[:2], True)
+        assert [file.id for file in page] == whole, "the client asks for the pages after it"
+        assert [file.id for file in client.files.list(order="asc", limit=2)] == whole[::-1]
+        assert list(client.files.list(purpose="vision")) == []
+        for odd in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "file-x"}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.files.list(extra_query=odd)
+            assert caught.value.param == next(iter(odd))
+
+
 def test_what_is_no_file_for_a_batch_is_refused(server: Running) -> None:
     with client_of(server) as client:
         with pytest.raises(openai.BadRequestError) as caught:
