@@ -145,7 +145,8 @@ def _kernels() -> dict[str, Any]:
 
 def _providers() -> dict[str, Any]:
     """Of plugins that are installed, what they really compute on."""
-    from edge_llm.model.providers import PLUGINS, provider_state
+    from edge_llm.model.plugins import PLUGINS
+    from edge_llm.model.providers import provider_state
 
     facts = {}
     for name in PLUGINS:

@@ -29,13 +29,20 @@ class PlainRows:
     """
 
     def __init__(
-        self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType, allocate: Allocate = host_memory
+        self,
+        layer: LayerGeometry,
+        ring: RingGeometry,
+        *,
+        slots: int,
+        kv_type: KvType,
+        allocate: Allocate = host_memory,
+        whole: bool = False,
     ) -> None:
-        """`allocate` is for memory that a provider's device reads where it lies."""
+        """`allocate` is for memory that a provider's device reads where it lies; with `whole`, a slot has none or all."""
         if kv_type is not KvType.F32:
             raise ValueError("plain rows are float32")
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
-        self._allocate = allocate
+        self._allocate, self._fewest = allocate, ring.capacity if whole else _FEWEST_ROWS
         self.arrays: dict[CacheLayer, list[np.ndarray]] = {
             field: [self._zeros(0) for _ in range(slots)] for field in (CacheLayer.KEYS, CacheLayer.VALUES)
         }
@@ -52,7 +59,7 @@ class PlainRows:
         held = self.arrays[CacheLayer.KEYS][slot].shape[1] * TILE
         if held >= needed:
             return
-        size = max(_FEWEST_ROWS, held)
+        size = max(self._fewest, held)
         while size < needed:
             size *= 2
         self._resize(slot, min(size, self.ring.capacity) // TILE)
@@ -78,7 +85,7 @@ class PlainRows:
         if not kept.size:
             self._resize(slot, 0)
             return
-        size, most = _FEWEST_ROWS // TILE, self.arrays[CacheLayer.KEYS][slot].shape[1]
+        size, most = self._fewest // TILE, self.arrays[CacheLayer.KEYS][slot].shape[1]
         while size < kept[-1] + 1:
             size *= 2
         if size < most:

@@ -38,6 +38,8 @@ class Ring(Protocol):
     def ring_rows(self) -> int: ...
     @property
     def window(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
     def physical_row(self, position: int) -> int: ...
 
 
@@ -188,8 +190,7 @@ class StaticSession:
         inputs["logit_rows"] = np.arange(count - max(wanted, 1), count, dtype=np.int32)
         for index, layer in enumerate(self._layers):
             inputs[f"past_k.{index}"], inputs[f"past_v.{index}"] = layer.rows(slot)
-            window = self.manifest.layers[index].window
-            name = "mask" if window is None else f"mask.{window}"
+            name = mask_name(self.manifest.layers[index].window)
             if name not in inputs:
                 inputs[name] = mask(layer.ring, inputs[f"past_k.{index}"].shape[2], position, filled)
         with self._turned_sinks(inputs, self._turn(position)):
@@ -244,6 +245,19 @@ class StaticSession:
         finally:
             for index, rows in kept.items():
                 inputs[f"past_k.{index}"][:, :, : rows.shape[2]] = rows
+
+
+def mask_name(window: int | None) -> str:
+    """Of the input that says what rows of layers with this window attend to."""
+    return "mask" if window is None else f"mask.{window}"
+
+
+def held_sizes(manifest: ModelManifest, cache: PlainCache) -> dict[str, int]:
+    """Rows that a full cache holds, by the names of the sizes in the graph that depend on them."""
+    sizes = {}
+    for index, (layer, spec) in enumerate(zip(cache.plain_layers, manifest.layers, strict=True)):
+        sizes[f"past.{index}"] = sizes[f"total.{mask_name(spec.window)}"] = layer.ring.capacity
+    return sizes
 
 
 def mask(ring: Ring, held: int, position: int, rows: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
 from edge_llm.export import static_export
+from edge_llm.export.device_rules import RULES
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import Message
-from edge_llm.model.providers import PLUGINS, forget_compiled
+from edge_llm.model.plugins import PLUGINS, forget_compiled
+from edge_llm.model.static_folder import StaticForm
 from edge_llm.model.static_session import self_test
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
@@ -191,7 +194,7 @@ def test_a_disk_that_takes_nothing_is_told(
 def test_a_provider_that_cannot_be_had_is_told_and_the_ring_runs(
     tiny_folder: Path, kernels: KernelLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_llm.model.providers.find_spec", lambda _: None)
+    monkeypatch.setattr("edge_llm.model.plugins.find_spec", lambda _: None)
     with Engine.open(tiny_folder, EngineConfig(provider="openvino")) as engine:
         assert (engine.info.layout, engine.info.provider) == ("ring", "cpu")
         assert engine.info.notice == (
@@ -208,6 +211,29 @@ def test_openvino_answers(tiny_folder: Path) -> None:
         alone = ids(engine, PROMPTS[2])
         assert len(alone) == 16
         assert ids(engine, PROMPTS[2]) == alone
+
+
+@pytest.mark.skipif(find_spec(PLUGINS["qnn"].package) is None, reason="onnxruntime-qnn is not installed")
+def test_an_emulated_npu_answers(tiny_folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are float16's, so the tokens are those of the CPU where these are sure."""
+    options = {**PLUGINS["qnn"].options, "htp_arch": "75", "soc_model": "57"}
+    monkeypatch.setitem(PLUGINS, "qnn", dataclasses.replace(PLUGINS["qnn"], kind="CPU", options=options))
+    greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    config = CONFIG.with_options(layout="auto", provider="qnn", context=64)
+    with Engine.open(tiny_folder, config) as emulated:
+        assert (emulated.info.layout, emulated.info.provider, emulated.info.notice) == ("static", "qnn", "")
+        assert ids(emulated, "Paris", greedy) == ids(engine, "Paris", greedy)
+
+
+def test_a_model_that_a_provider_cannot_take_runs_in_the_ring(
+    tiny_folder: Path, kernels: KernelLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    monkeypatch.setattr("edge_llm.engine.static.provider_state", lambda name: name)
+    monkeypatch.delitem(RULES[StaticForm.QNN], "Softmax")  # type: ignore[attr-defined]
+    with Engine.open(tiny_folder, EngineConfig(provider="qnn")) as engine:
+        assert (engine.info.layout, engine.info.provider) == ("ring", "cpu")
+        assert engine.info.notice.startswith("the CPU computes, not qnn: no graph for qnn: ")
 
 
 @needs_openvino
