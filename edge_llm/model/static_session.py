@@ -200,12 +200,11 @@ class StaticSession:
 
     def _write(self, slot: int, position: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
         self._cache.reach(slot, position + count)
+        places: dict[Ring, slice | list[int]] = {}
         for index, layer in enumerate(self._layers):
-            places = [layer.ring.physical_row(row) for row in range(position, position + count)]
-            where: slice | list[int] = places
-            if places[-1] - places[0] == count - 1:
-                where = slice(places[0], places[-1] + 1)
-            past_k, past_v = layer.rows(slot)
+            if layer.ring not in places:
+                places[layer.ring] = _places(layer.ring, position, count)
+            where, (past_k, past_v) = places[layer.ring], layer.rows(slot)
             past_k[0][:, where] = keys[index, :, :count]
             past_v[0][:, where] = values[index, :, :count]
 
@@ -245,6 +244,12 @@ class StaticSession:
         finally:
             for index, rows in kept.items():
                 inputs[f"past_k.{index}"][:, :, : rows.shape[2]] = rows
+
+
+def _places(ring: Ring, position: int, count: int) -> slice | list[int]:
+    """Where the rows of `count` positions lie; a slice, which copies faster, if they lie together."""
+    places = [ring.physical_row(row) for row in range(position, position + count)]
+    return slice(places[0], places[-1] + 1) if places[-1] - places[0] == count - 1 else places
 
 
 def mask_name(window: int | None) -> str:
