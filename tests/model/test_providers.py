@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import onnx
@@ -88,6 +89,37 @@ def test_a_graph_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / STATIC_GRAPH).write_bytes(b"no graph")
     with pytest.raises(SessionError, match=r"^ONNX Runtime refused the graph: .+$"):
         open_graph("cpu", tmp_path, threads=1, held={})
+
+
+def test_what_is_compiled_is_kept_by_all_that_shapes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    qnn, device = PLUGINS["qnn"], SimpleNamespace(ep_metadata={"version": "1"})
+    made = [
+        plugins.compiled_folder(qnn, device, Path("model"), 256),
+        plugins.compiled_folder(qnn, device, Path("model"), 512),
+        plugins.compiled_folder(qnn, SimpleNamespace(ep_metadata={"version": "2"}), Path("model"), 256),
+        plugins.compiled_folder(dataclasses.replace(qnn, options={"htp_arch": "75"}), device, Path("model"), 256),
+    ]
+    assert len(set(made)) == 4
+    assert plugins.compiled_folder(qnn, device, Path("model"), 256) == made[0]
+    for age, folder in enumerate(made):
+        os.utime(folder, (1000 - age, 1000 - age))
+    newest = plugins.compiled_folder(qnn, device, Path("other"), 256)
+    assert set((tmp_path / "cache" / "providers").iterdir()) == {*made[:3], newest}  # four, the last used
+
+
+@needs_openvino
+def test_openvino_reads_the_cache_where_it_lies(folder: Path, static_folder: Path) -> None:
+    """ONNX Runtime would copy ordinary arrays for each run."""
+    with opened_on("openvino", folder, static_folder) as (session, cache):
+        slot = cache.acquire()
+        append(session, cache, slot, IDS[:5])
+        rows = [array for layer in cache.plain_layers for array in layer.rows(slot)]
+        given = session._graph._values
+        assert {array.__array_interface__["data"][0] for array in rows} == set(given)
+        cache.release(slot)
+        del rows
+        assert not given
 
 
 @needs_openvino
