@@ -13,7 +13,7 @@ that count. A conversation longer than the context slides: its layers forget wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,13 +115,17 @@ class KVCache:
         """The same of one slot."""
         kept = self._kept_tiles(int(self._lengths[slot]), int(self._written[slot]))
         tiles = {ring: int(mask.sum()) for ring, mask in kept.items()}
-        return sum(TILE * tiles[layer.ring] * layer.layer.row_bytes(self.kv_type) for layer in self.layers)
+        return self._bytes_of_tiles(tiles) if any(tiles.values()) else 0
 
     def bytes_of(self, rows: int) -> int:
         """Bytes of the tiles that a conversation of so many rows takes at most."""
         tiles = -(-rows // TILE)
+        return self._bytes_of_tiles({layer.ring: min(tiles, layer.ring.capacity // TILE) for layer in self.layers})
+
+    def _bytes_of_tiles(self, tiles: Mapping[RingGeometry, int]) -> int:
+        """Of a slot with so many tiles in layers of each ring, of which some storages have all or nothing."""
         return sum(
-            TILE * min(tiles, layer.ring.capacity // TILE) * layer.layer.row_bytes(self.kv_type)
+            TILE * max(tiles[layer.ring], layer.fewest_tiles) * layer.layer.row_bytes(self.kv_type)
             for layer in self.layers
         )
 

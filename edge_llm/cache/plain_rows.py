@@ -42,11 +42,17 @@ class PlainRows:
         if kv_type is not KvType.F32:
             raise ValueError("plain rows are float32")
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
-        self._allocate, self._fewest = allocate, ring.capacity if whole else _FEWEST_ROWS
+        self._allocate, self._whole = allocate, whole
+        self._fewest = ring.capacity if whole else _FEWEST_ROWS
         self.arrays: dict[CacheLayer, list[np.ndarray]] = {
             field: [self._zeros(0) for _ in range(slots)] for field in (CacheLayer.KEYS, CacheLayer.VALUES)
         }
         """of each slot, [kv_heads, tiles, TILE, head_dim]"""
+
+    @property
+    def fewest_tiles(self) -> int:
+        """Of a slot that has any."""
+        return self.ring.capacity // TILE if self._whole else 0
 
     @property
     def nbytes(self) -> int:

@@ -37,6 +37,9 @@ class TiledRows:
     named by a bool [capacity / TILE] of physical tiles.
     """
 
+    fewest_tiles = 0
+    """of a slot that has any"""
+
     def __init__(self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType) -> None:
         """Raises `ParameterError` if the memory cannot be reserved."""
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
