@@ -19,6 +19,9 @@ from edge_llm_chat.preferences import Preferences
 from edge_llm_chat.running_server import running_server
 from edge_llm_chat.store import Store
 
+LOCAL = "http://localhost"
+"""what a server on a unix socket is called"""
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -79,10 +82,11 @@ def _connector(model: str | None, config: EngineConfig, wish: Wish) -> Callable[
         return lambda name: LocalBackend(name or DEFAULT_MODEL, lambda: config)
     from edge_llm_chat.http_backend import HttpBackend
 
+    slides = config.context_policy == "slide"
     if socket is not None:
-        return lambda name: HttpBackend("http://localhost", model=name, socket=socket, name="your server")
+        return lambda name: HttpBackend(LOCAL, model=name, socket=socket, name="your server", slides=slides)
     key, url = os.environ.get("OPENAI_API_KEY"), wish.server or ""
-    return lambda name: HttpBackend(url, model=name, key=key)
+    return lambda name: HttpBackend(url, model=name, key=key, slides=slides)
 
 
 def shared_socket(model: str | None, config: EngineConfig, wish: Wish) -> Path | None:

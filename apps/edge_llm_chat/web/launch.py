@@ -20,13 +20,11 @@ from edge_llm.errors import InputError, ParameterError, quoted
 from edge_llm.install.catalog import DEFAULT_MODEL
 from edge_llm.install.importer import resolve
 from edge_llm_chat.backend import Progress
-from edge_llm_chat.launch import Wish, check, shared_socket
+from edge_llm_chat.launch import LOCAL, Wish, check, shared_socket
 from edge_llm_chat.web.tab import Tab
 
 _URL = re.compile(r"https?://([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _LIBRARIES = ("textual_serve", "fastapi", "uvicorn")
-_LOCAL = "http://localhost"
-"""what a server on a unix socket is called"""
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -93,9 +91,14 @@ def launch_web(
 def _shared_server(model: str | None, config: EngineConfig, wish: Wish) -> Tab | None:
     """The given server, or this user's own if one runs that may answer; else tabs need one of their own."""
     if wish.server is not None:
-        return Tab(wish, config.private, wish.server, model=model, key=os.environ.get("OPENAI_API_KEY"))
+        key = os.environ.get("OPENAI_API_KEY")
+        return Tab(wish, config.private, _slides(config), wish.server, model=model, key=key)
     socket = shared_socket(model, config, wish)
-    return None if socket is None else Tab(wish, config.private, _LOCAL, socket)
+    return None if socket is None else Tab(wish, config.private, _slides(config), LOCAL, socket)
+
+
+def _slides(config: EngineConfig) -> bool:
+    return config.context_policy == "slide"
 
 
 async def _serve(
@@ -120,7 +123,7 @@ async def _serve(
     async with EngineServer(source, config) as server:
         if await _first(stop.wait(), server.ready()):
             return
-        tab = Tab(wish, config.private, _LOCAL, server.socket)
+        tab = Tab(wish, config.private, _slides(config), LOCAL, server.socket)
         await _first(_offer(tab, address, listener, note, stop), server.ended())
 
 
@@ -143,7 +146,8 @@ async def _offer(
     async with site.serving(listener):
         if not is_loopback(address.host) and not access.secure:
             note("what is said can be read by others in this network: the connection is not encrypted")
-        note(f"open {access.new_link()}\n(it works once; Ctrl-C ends the chats)")
+        note(f"open {access.new_link()}")
+        note("the link works once, for one browser; Ctrl-C ends the chats")
         await stop.wait()
 
 

@@ -25,6 +25,7 @@ class Tab:
 
     wish: Wish
     private: bool
+    slides: bool
     url: str
     socket: Path | None = None
     """of a server on this machine, that answers in the place of the url"""
@@ -40,7 +41,7 @@ class Tab:
 
     def connect(self, model: str | None) -> ChatBackend:
         name = "your server" if self.socket else ""
-        return HttpBackend(self.url, model=model, key=self.key, socket=self.socket, name=name)
+        return HttpBackend(self.url, model=model, key=self.key, socket=self.socket, name=name, slides=self.slides)
 
     @classmethod
     def read(cls, text: str) -> Tab:

@@ -1,7 +1,7 @@
 """A program that speaks as Textual's driver for browsers does: shows its environment and what is typed.
 
-`python -m tests.chat.web.stand_in [deaf|broken|faulty|refused]`: does not end when it is told to, loses its way in the protocol when
-something is typed, ends by a traceback, ends by an error of ours.
+`python -m tests.chat.web.stand_in [deaf|broken|faulty|refused]`: does not end when it is told to, loses its way in the protocol
+when something is typed, ends by a traceback, ends by an error of ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read(size: int) -> bytes:
 
 def main(manner: str) -> None:
     if manner == "refused":
-        print("error: the chats cannot be read \x1b]0;bad\x07\nmove them away", file=sys.stderr)
+        os.write(2, b"error: the chats cannot be read \x1b]0;bad\x07\nmove them away\n")
         sys.exit(2)
     os.write(1, b"__GANGLION__\n")
     write(b"D", json.dumps(dict(os.environ)).encode())

@@ -20,7 +20,14 @@ def test_our_own_names_are_answered(host: str) -> None:
 
 @pytest.mark.parametrize(
     "hosts",
-    [[], ["evil.example:8081"], ["127.0.0.1"], ["127.0.0.1:8082"], ["localhost.evil.example:8081"], ["localhost:8081"] * 2],
+    [
+        [],
+        ["evil.example:8081"],
+        ["127.0.0.1"],
+        ["127.0.0.1:8082"],
+        ["localhost.evil.example:8081"],
+        ["localhost:8081"] * 2,
+    ],
 )
 def test_other_names_are_not(hosts: list[str]) -> None:
     with pytest.raises(Refused) as refused:

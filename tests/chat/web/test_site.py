@@ -205,7 +205,9 @@ def test_other_pages_and_names_are_refused_everywhere() -> None:
     run(body())
 
 
-@pytest.mark.parametrize("size", ["", "width=80", "width=0&height=24", "width=-1&height=24", "width=80&height=99999999"])
+@pytest.mark.parametrize(
+    "size", ["", "width=80", "width=0&height=24", "width=-1&height=24", "width=80&height=99999999"]
+)
 def test_a_window_has_a_size(size: str) -> None:
     async def body() -> None:
         async with visitor() as browser:
@@ -239,7 +241,14 @@ def test_there_is_nothing_but_the_pages_and_their_files() -> None:
             await browser.enter()
             for name in STATIC:
                 assert await browser.status("GET", browser.url(f"static/{name}")) == 200
-            for path in ("static/", "static/../site.py", "static/..%2fsite.py", "static/%2e%2e/site.py", "download/x", "static/chat.html"):
+            for path in (
+                "static/",
+                "static/../site.py",
+                "static/..%2fsite.py",
+                "static/%2e%2e/site.py",
+                "download/x",
+                "static/chat.html",
+            ):
                 assert await browser.status("GET", browser.url(path)) == 404
             for path in ("/", "/ws", "/static/textual.js", "/download/x"):
                 assert await browser.status("GET", browser.origin + path) == 404
@@ -275,7 +284,10 @@ def test_pages_hold_nothing_from_elsewhere_and_say_so_to_the_browser() -> None:
 
 @pytest.mark.parametrize(
     ("manner", "shown"),
-    [("faulty", "ended by a fault (exit code 1)"), ("refused", "error: the chats cannot be read ␛]0;bad␇\r\nmove them away")],
+    [
+        ("faulty", "ended by a fault (exit code 1)"),
+        ("refused", "error: the chats cannot be read ␛]0;bad␇\r\nmove them away"),
+    ],
 )
 def test_a_chat_that_fails_says_so_in_its_tab_and_tells_nothing_that_was_written(manner: str, shown: str) -> None:
     async def body() -> None:
