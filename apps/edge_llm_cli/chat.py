@@ -79,7 +79,7 @@ def chat(
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
-    """Talk with a model, on the full screen of a terminal or line by line."""
+    """Talk with a model: on the full screen of a terminal, line by line, or in a browser."""
     if resume + last + new > 1:
         raise ParameterError("--resume, --last and --new exclude one another")
     options = answer.EngineOptions(

@@ -1,7 +1,7 @@
 """What the full-screen chat takes of a real model's speed: `python -m tools.bench.chat_speed [--rounds N] [--tokens N] [--json]`.
 
 One process, one engine, one chat on a terminal of its own (pty). In turn, the same prompt is answered by the same engine: read by
-a loop that shows nothing, as `run` asks (`plain`) and as the chat asks, with ten alternatives a token (`asked`), and on the screen
+a loop that shows nothing, as `run` asks (`plain`) and as the chat asks, with ten alternatives a token (`asked`), and on screen
 (`shown`). Tokens a second are the engine's own figure, and those of the whole answer from question to last paint; CPU time is
 that of the whole process. Ratios are of one round; given is their median.
 """
