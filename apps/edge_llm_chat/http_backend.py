@@ -48,9 +48,17 @@ class HttpBackend:
     _tells_kv_bytes = False
 
     def __init__(
-        self, url: str, *, model: str | None = None, key: str | None = None, socket: Path | None = None, name: str = ""
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        key: str | None = None,
+        socket: Path | None = None,
+        name: str = "",
+        slides: bool = True,
     ) -> None:
-        """`url` is the server's base, with or without /v1; `socket` the unix socket that it answers on.
+        """`url` is the server's base, with or without /v1; `socket` the unix socket that it answers on; a server of ours is
+        asked to let a conversation go on past the context, if it `slides`.
 
         Raises `InputError` for a URL that is none.
         """
@@ -59,6 +67,7 @@ class HttpBackend:
             raise InputError(f"{url!r} is not the address of a server", hint="for example http://127.0.0.1:8000")
         self.wanted = model or name or base.split("://", 1)[1]
         self._base, self._model, self._key, self._socket = base, model, key, socket
+        self._slides, self._ours = slides, False
         self._client: httpx.AsyncClient | None = None
         self._answers: WeakSet[_HttpAnswering] = WeakSet()
 
@@ -89,8 +98,8 @@ class HttpBackend:
         context = next(
             (chosen[key] for key in ("max_model_len", "context_length") if isinstance(chosen.get(key), int)), None
         )
-        ours = any(item.get("owned_by") == "edge_llm" for item in listed)  # others may not know logprobs
-        return ModelInfo(self._model, context, inspects=ours)
+        self._ours = any(item.get("owned_by") == "edge_llm" for item in listed)
+        return ModelInfo(self._model, context, inspects=self._ours)  # others may not know logprobs
 
     async def answer(self, ask: Ask) -> Answering:
         if ask.prefix:
@@ -103,6 +112,7 @@ class HttpBackend:
             "stream": True,
             "stream_options": {"include_usage": True},
             **_parameters(ask.params),
+            **({"truncation": "auto"} if self._ours and self._slides else {}),
             **({"tools": [_tool(tool) for tool in ask.tools], "tool_choice": ask.tool_choice} if ask.tools else {}),
         }
         answering = _HttpAnswering(self._client, body, self._ask_for_kv_bytes)

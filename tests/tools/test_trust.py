@@ -19,7 +19,7 @@ from edge_llm.sampling.speculation import SpeculativeDecoder
 from edge_llm.toolbox import folder
 from edge_llm.toolbox.approval import Decision
 from edge_llm.toolbox.runner import ToolRunner
-from tools.trust import bodies, clients, determinism, kernel_trials, machines, overload, prefixes, tools
+from tools.trust import bodies, clients, determinism, kernel_trials, machines, overload, prefixes, terminal, tools
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,20 @@ def test_f22_machines_agree_with_their_models(kernels: KernelLibrary, capsys: py
     row = capsys.readouterr().out
     assert row.startswith("| F22 |")
     assert int(row.split("|")[4].replace(",", "")) >= machines.FIGURE.sizes["commit"]
+
+
+def test_f26_terminals_get_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert terminal.FIGURE.main([]) == 0
+    assert capsys.readouterr().out.startswith("| F26 |")
+
+
+@pytest.mark.parametrize(
+    "out",
+    ["a\x1b[1000001mb", "\x1b]0;x\x07", "\x1b[6n", "\x1bc", "\x9b31m", "safe\rforged", "\u202ex", "\x1b]52;c;eA==\x07"],
+)
+def test_f26_sees_what_gets_through(out: str) -> None:
+    assert terminal.harm(f"\x1b[?1049h\x1b[2;3H{out}\x1b[0m\r\n") is not None
+    assert terminal.harm("\x1b[?1049h\x1b[2;3H1000001 ␛[1000001m\x1b[0m\r\n") is None
 
 
 @pytest.mark.parametrize("number", prefixes.FIGURES)
