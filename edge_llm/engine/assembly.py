@@ -18,6 +18,7 @@ from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.config import MOST_DEFAULT_CONTEXT, EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.draft_model import CHUNK, SLOTS, DraftModel
+from edge_llm.engine.energy import EnergyMeter, find_source
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
@@ -113,6 +114,7 @@ def _ring_engine(
         config=config,
         store=store,
         kv_budget=kv_budget(config, cache, draft_model),
+        energy=energy_meter(config),
         notice=told(notices),
     )
 
@@ -284,6 +286,12 @@ def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> i
             hint=f"ask for at most {trained}",
         )
     return config.context
+
+
+def energy_meter(config: EngineConfig) -> EnergyMeter | None:
+    """What tells how much energy steps take, if anything does."""
+    source = find_source(config.watts)
+    return None if source is None else EnergyMeter(source)
 
 
 def kv_budget(config: EngineConfig, cache: KVCache, draft_model: DraftModel | None) -> int | None:

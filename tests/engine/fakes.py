@@ -18,6 +18,7 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.draft_model import CHUNK, SLOTS, DraftModel
+from edge_llm.engine.energy import EnergyMeter
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import GenerationError, SessionError
@@ -258,6 +259,7 @@ def make_core(
     max_rows: int = 64,
     eos: tuple[int, ...] = (END, 0),
     clock: Callable[[], float] | None = None,
+    energy: EnergyMeter | None = None,
     folder: Path | None = None,
     drafts: NextToken | None = None,
     draft_cost: float = 0.0,
@@ -296,6 +298,7 @@ def make_core(
         config=config,
         store=store,
         kv_budget=kv_budget,
+        energy=energy,
         clock=clock or (lambda: next(ticks)),
     )
 
