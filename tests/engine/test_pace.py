@@ -112,6 +112,16 @@ def test_there_is_room_for_what_else_makes_tokens_late() -> None:
     assert sum(gaps) <= 1.5 * alone_s(xeon, 4000)
 
 
+def test_a_slow_moment_does_not_change_how_a_prompt_is_read() -> None:
+    """Ordinary steps with rows would be twice as long as the slow ones."""
+    slow = count(1)
+    machine = Machine(lambda *step: xeon(*step) * (1 if step[1] or next(slow) % 5 < 2 else 2))
+    machine.run(10)
+    gaps = machine.read(4000)
+    assert sum(rows > 0 for rows, _ in gaps) <= 15
+    assert percentile([seconds for _, seconds in gaps], 95) <= 2.5 * xeon(1, 0, 0)
+
+
 def test_a_small_computer_stutters_no_longer_than_allowed() -> None:
     done = Machine(board).read(2000)
     gaps = [seconds for _, seconds in done]
