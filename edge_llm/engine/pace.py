@@ -131,9 +131,10 @@ class Pace:
         """seconds of steps of the pause that goes on, in which nobody was answered"""
         self._most = 2 * _FIRST_ROWS
 
-    def portion(self, answered: int, depth: int, pending: int) -> Portion:
-        """What the next step may take of a prompt of which `depth` rows are there and `pending` are not, while `answered`
-        requests are answered. Nothing, at times; then it is asked again before the next step."""
+    def portion(self, answered: int, depth: int, pending: int, behind: int = 0) -> Portion:
+        """What the next step may take of a prompt of which `depth` rows are there and `pending` are not, and of others with
+        `behind` rows to read, while `answered` requests are answered. Nothing, at times; then it is asked again before the
+        next step."""
         if not answered:
             return Portion(self._chunks.alone)
         plain = self._plain.get(answered)
@@ -149,7 +150,7 @@ class Pace:
         if self._spent_s or self._since_pause >= _PAUSE_EVERY:
             alone = self._chunks.alone
             fits = _affordable(pause_s - self._spent_s - plain_s, pause_row_s, alone + 1)
-            return Portion(max(rows, min(fits, alone), 1), holds=fits > alone and pending > alone)
+            return Portion(max(rows, min(fits, alone), 1), holds=fits > alone and pending + behind > alone)
         if row_s is None or pause_row_s is None:
             return Portion(rows)
         waits_s = (_PAUSE_EVERY - self._since_pause) * plain_s + pending * pause_row_s

@@ -176,6 +176,16 @@ def test_a_pause_is_as_many_steps_as_its_time_allows_and_answers_take_part_in_th
     assert pace.portion(1, 700, 4000) == Portion(0)
 
 
+def test_short_prompts_that_come_together_are_read_in_one_pause() -> None:
+    machine = Machine(xeon)
+    machine.read(4000)
+    machine.run(40, depth=0)
+    pace = machine.pace
+    while pace.portion(1, 0, 4000).rows == 0:
+        pace.observe(1, 0, 0, xeon(1, 0, 0))
+    assert [pace.portion(1, 0, 100, behind).holds for behind in (0, 100, 400)] == [False, False, True]
+
+
 def test_a_pause_ends_with_its_prompt() -> None:
     machine = Machine(xeon)
     machine.read(4000)
