@@ -40,7 +40,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "context_policy": CONTEXT_POLICIES,
     "speculation": ("off", "lookup"),
     "prefix_cache": ("off", "memory", "disk"),
-    "provider": ("auto", "cpu", "openvino"),
+    "provider": ("auto", "cpu", "openvino", "qnn"),
     "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
@@ -89,8 +89,8 @@ class EngineConfig:
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
     provider: str = "auto"
-    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too;
-    `auto`: what is fastest of these, which is cpu"""
+    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too; `qnn`,
+    another one, on a Qualcomm NPU, where nobody has tried it yet; `auto`: what is fastest of those measured, which is cpu"""
     layout: str = "auto"
     """which graph computes: `ring`, of our own kernels, or `static`, of stock ops, which is slower; `auto`: ring wherever the
     provider can and its kernels can be had"""

@@ -44,6 +44,18 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def yield_address() -> int:
+    """Address of the C function () by which a thread lets another one run; 0 where none is known."""
+    import ctypes
+
+    try:
+        windows = os.name == "nt"
+        function = ctypes.CDLL("kernel32").SwitchToThread if windows else ctypes.CDLL(None).sched_yield
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 _returning = threading.Lock()
 
 

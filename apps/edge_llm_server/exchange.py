@@ -70,20 +70,21 @@ class Exchange:
 
 
 class RequestCounts:
-    """How many requests each path has answered with each status, and how many were `retries`. For the event loop's thread;
-    any may copy."""
+    """How many requests each path has answered with each status (`answered`), how many of its streams have failed after a
+    200 (`failed_streams`), and how many requests were sent again (`retries`). For the event loop's thread."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, int]] = Counter()
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.failed_streams: Counter[str] = Counter()
         self.retries = 0
 
     def add(self, exchange: Exchange) -> None:
         """A path that is none of ours counts as `other`: anybody may think of more."""
-        self._counts[exchange.route or "other", exchange.status] += 1
+        path = exchange.route or "other"
+        self.answered[path, exchange.status] += 1
         self.retries += exchange.retry
-
-    def copy(self) -> dict[tuple[str, int], int]:
-        return dict(self._counts)
+        if exchange.status == 200 and exchange.fault is not None:
+            self.failed_streams[path] += 1
 
 
 def request_id(given: list[bytes]) -> str:

@@ -29,13 +29,21 @@ class PlainRows:
     """
 
     def __init__(
-        self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType, allocate: Allocate = host_memory
+        self,
+        layer: LayerGeometry,
+        ring: RingGeometry,
+        *,
+        slots: int,
+        kv_type: KvType,
+        allocate: Allocate = host_memory,
+        whole: bool = False,
     ) -> None:
-        """`allocate` is for memory that a provider's device reads where it lies."""
+        """`allocate` is for memory that a provider's device reads where it lies; with `whole`, a slot has none or all."""
         if kv_type is not KvType.F32:
             raise ValueError("plain rows are float32")
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
         self._allocate = allocate
+        self._fewest_rows = ring.capacity if whole else _FEWEST_ROWS
         self.arrays: dict[CacheLayer, list[np.ndarray]] = {
             field: [self._zeros(0) for _ in range(slots)] for field in (CacheLayer.KEYS, CacheLayer.VALUES)
         }
@@ -113,7 +121,7 @@ class PlainRows:
 
     def _room(self, rows: int) -> int:
         """Rows of memory in which so many have room."""
-        size = _FEWEST_ROWS if rows else 0
+        size = self._fewest_rows if rows else 0
         while size < min(rows, self.ring.capacity):
             size *= 2
         return min(size, self.ring.capacity)

@@ -103,5 +103,7 @@ class Recorder:
         metrics.invalid_tool_calls.add(last.invalid_tool_calls)
         metrics.request_queue_time_seconds.observe(last.timings.queue_s)
         metrics.e2e_request_latency_seconds.observe(last.timings.total_s)
+        metrics.request_prompt_tokens.observe(last.usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(last.usage.completion_tokens)
         if marks.first_token is not None and marks.last_token is not None:
             metrics.request_decode_time_seconds.observe(marks.last_token - marks.first_token)

@@ -411,14 +411,14 @@ def _structured() -> Request:
     return Request.completion("A row:", params, response_format=schema, priority="batch")
 
 
-@pytest.mark.parametrize("speculation", ["off", "lookup"])
+@pytest.mark.parametrize(("layout", "speculation"), [("ring", "off"), ("ring", "lookup"), ("static", "lookup")])
 def test_real_answers_are_the_same_however_often_they_are_parked(
-    tiny_folder: Path, kernels: KernelLibrary, speculation: str
+    tiny_folder: Path, kernels: KernelLibrary, layout: str, speculation: str
 ) -> None:
     """B15: every stage of the sampler that remembers, drafts, grammars, and conversations past their context."""
     makers = [_words(1), _words(2, dry_multiplier=0.8, dry_allowed_length=1), _words(3, mirostat_tau=3.0)]
     makers += [_structured, _sliding]
-    config = EngineConfig(context=128, slots=1, max_chunk=32, speculation=speculation)
+    config = EngineConfig(context=128, slots=1, max_chunk=32, speculation=speculation, layout=layout)
 
     def answers(disturb: bool) -> list[object]:
         core = open_engine(tiny_folder, config)

@@ -128,6 +128,9 @@ def test_prometheus(server: Running) -> None:
     ttft = "edge_llm:time_to_first_token_seconds"
     assert families[ttft].type == "histogram"
     assert value(ttft, f"{ttft}_bucket", le="+Inf") == value(ttft, f"{ttft}_count") >= 1
+    assert families["edge_llm:request_prompt_tokens"].type == "histogram"
+    assert families["edge_llm:num_requests_running"].type == "gauge"
+    assert families["edge_llm:num_steps"].type == "counter"
     assert value("edge_llm:prefix_cache_hits", "edge_llm:prefix_cache_hits_total", tier="memory") >= 0
 
 
