@@ -67,7 +67,7 @@ class EngineConfig:
     """most prompt rows of a step in which others are being answered; how many it takes, the times of earlier steps decide, so
     that their next token is not late"""
     mixed_pause_ms: int = 300
-    """most milliseconds that answers stand still, at one in 36 tokens at most, so that a long prompt is not late; 0: never"""
+    """milliseconds, about, that answers stand still at most, once in 36 tokens, so that a long prompt is not late; 0: never"""
     max_queued_requests: int | None = None
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072

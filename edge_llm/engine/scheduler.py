@@ -226,7 +226,9 @@ class Scheduler:
         prompts = [sequence for sequence in self.reading() if sequence not in waiting]
         answers, portion = _slots(*decoding), Portion(0)
         if prompts:
-            portion = self._pace.portion(answers, prompts[0].committed, prompts[0].pending)
+            first, *others = prompts
+            behind = sum(other.pending for other in others)
+            portion = self._pace.portion(answers, first.committed, first.pending, behind)
         if portion.holds:
             return Plan(tuple(_in_turn(prompts, min(portion.rows, self._max_rows))), held=answers)
         shares: list[Share] = []
