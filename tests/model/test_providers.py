@@ -207,10 +207,7 @@ def test_other_hardware_of_a_plugin_does_not_stand_in(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def hexagon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qualcomm's own emulation of an NPU, a Hexagon V75, in place of one: it is in the x86-64 package."""
-    emulated = {**PLUGINS["qnn"].options, "htp_arch": "75", "soc_model": "57"}
-    plugin = dataclasses.replace(PLUGINS["qnn"], kind="CPU", device="emulated Hexagon V75", options=emulated)
-    monkeypatch.setitem(PLUGINS, "qnn", plugin)
+    monkeypatch.setitem(PLUGINS, "qnn", static_rig.emulated_hexagon())
 
 
 @needs_qnn
