@@ -75,11 +75,12 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What those who run share: `slots`, and `kv_bytes` of keys and values (None: any), of which each takes `kv_bytes_of`
-    its longest answer."""
+    its longest answer, and one at a time `draft_bytes_of` it besides."""
 
     slots: int
     kv_bytes: int | None = None
     kv_bytes_of: Callable[[int], int] = lambda rows: 0
+    draft_bytes_of: Callable[[int], int] = lambda rows: 0
 
 
 class Scheduler:
@@ -184,7 +185,8 @@ class Scheduler:
 
     def reserved_bytes(self, *sequences: Sequence) -> int:
         """Bytes of keys and values that these may come to hold."""
-        return sum(one.width * self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+        own = sum(one.width * self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+        return own + self._capacity.draft_bytes_of(max((one.most_rows for one in sequences), default=0))
 
     @property
     def used_slots(self) -> int:

@@ -66,7 +66,7 @@ PLUGINS = {
         name="qnn",
         package="onnxruntime_qnn",
         distribution="onnxruntime-qnn",
-        requirement="onnxruntime-qnn",
+        requirement="onnxruntime-qnn>=2.4",
         device="Qualcomm NPU",
         kind="NPU",
         form=StaticForm.QNN,

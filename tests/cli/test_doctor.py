@@ -58,9 +58,9 @@ def test_a_provider_that_is_not_there_is_not_said_to_run(invoke, monkeypatch: py
     monkeypatch.setattr("edge_llm.model.plugins.find_spec", lambda _: None)
     monkeypatch.setenv("EDGE_LLM_PROVIDER", "qnn")
     value = json.loads(invoke("doctor", "--json").stdout)
-    assert value["providers"]["qnn"] == "qnn is not installed: pip install 'onnxruntime-qnn'"
+    assert value["providers"]["qnn"] == "qnn is not installed: pip install 'onnxruntime-qnn>=2.4'"
     assert value["runs"]["layout"].startswith("ring, on the CPU")
-    assert value["runs"]["layout"].endswith("; not on qnn: qnn is not installed: pip install 'onnxruntime-qnn'")
+    assert value["runs"]["layout"].endswith("; not on qnn: qnn is not installed: pip install 'onnxruntime-qnn>=2.4'")
 
 
 @pytest.mark.parametrize(("home", "code"), [("/proc/none", 0), ("/dev/null/x", 1), ("relative/home", 0)])
