@@ -14,6 +14,7 @@ from typing import Any
 
 from edge_llm_chat.app import ChatApp, Start
 from edge_llm_chat.conversation import Conversation
+from edge_llm_chat.screens.conversation import ConversationScreen
 from edge_llm_chat.store import Store
 from textual.pilot import Pilot
 
@@ -83,10 +84,10 @@ async def settings(pilot: Pilot[None]) -> None:
 
 async def say(pilot: Pilot[None], text: str) -> None:
     await pilot.press(*text, "enter")
-    for _ in range(100):
+    screen = pilot.app.screen
+    assert isinstance(screen, ConversationScreen)
+    while screen.busy or len(screen.conversation.turns) < 2:
         await pilot.pause(0.02)
-        if getattr(pilot.app.screen, "answer", None) is None:
-            return
 
 
 THOUGHTS = "Compare the whole parts first: both are 9. Then the tenths: 1 against 9. So 9.9 is larger."

@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 from edge_llm.errors import EdgeLLMError
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.screens.dialogs import ConfirmScreen, LineScreen
-from edge_llm_chat.store import Summary
+from edge_llm_chat.summaries import Summary
 
 if TYPE_CHECKING:
     from edge_llm_chat.app import ChatApp
