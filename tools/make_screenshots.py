@@ -17,6 +17,7 @@ from edge_llm_chat.conversation import Conversation
 from edge_llm_chat.screens.conversation import ConversationScreen
 from edge_llm_chat.store import Store
 from textual.pilot import Pilot
+from textual.widgets import TextArea
 
 from edge_llm.messages import Message, PromptProgress, ReasoningDelta, Role, TextDelta, TokenInfo
 from tests.chat.fakes import FakeBackend, finished, token
@@ -126,6 +127,7 @@ async def picture(name: str, folder: Path) -> None:
     app = ChatApp(FakeBackend(script, name="smollm2-135m-instruct"), example_store(), Start())
     async with app.run_test(size=size) as pilot:
         await pilot.pause(0.1)
+        app.screen.query_one(TextArea).cursor_blink = False
         await act(pilot)
         await pilot.pause(0.2)
         app.save_screenshot(f"{name}.svg", path=str(folder))

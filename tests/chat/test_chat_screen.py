@@ -428,8 +428,9 @@ def test_sampling_tells_what_a_line_means_however_narrow_it_is() -> None:
                 await pilot.press("f3")
                 await dialog(pilot, SettingsScreen)
                 assert (help_of_seed in shown(pilot)) == told
-                pilot.app.screen.query_one("#seed", Input).focus()
+                await pilot.press(*["down"] * (len(parameters.PARAMETERS) - 1))
                 await pilot.pause()
+                assert pilot.app.focused.id == "seed"
                 assert help_of_seed in shown(pilot)
                 assert "…" not in shown(pilot)
 
@@ -554,6 +555,24 @@ def test_speeds_are_those_of_the_latest_answers() -> None:
 
 
 # --- writing ---
+
+
+@pytest.mark.parametrize(
+    ("size", "listed"), [((80, 24), "/new                   Begin a new chat"), ((40, 12), "/new Begin a new chat")]
+)
+def test_the_list_of_commands_leaves_room_for_the_rest(size: tuple[int, int], listed: str) -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        await pilot.press("/")
+        await wait_until(lambda: screen_of(pilot).composer.completing, pilot)
+        await pilot.pause()
+        assert listed in shown(pilot)
+        assert "● fake-1b" in shown(pilot), "the status line is where it was"
+        if size[0] == 80:
+            for command in COMMANDS:
+                screen_of(pilot).composer.write(f"/{command.name}")
+                await wait_until(lambda command=command: command.help in shown(pilot), pilot)
+
+    run(body, FakeBackend(), size)
 
 
 def test_commands_are_completed() -> None:
