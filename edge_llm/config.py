@@ -32,18 +32,20 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
     "kv_budget_bytes": (1, 1 << 50),
+    "watts": (1, 100_000),
 }
 CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv_type": ("int8", "f32"),
     "context_policy": CONTEXT_POLICIES,
-    "speculation": ("off", "lookup"),
     "prefix_cache": ("off", "memory", "disk"),
-    "provider": ("auto", "cpu", "openvino"),
+    "provider": ("auto", "cpu", "openvino", "qnn"),
     "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
-_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes"})
+DRAFT_PREFIX = "draft:"
+MOST_DEFAULT_CONTEXT = 8192
+_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes", "watts"})
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class EngineConfig:
     """most prompt rows of a step in which others are being answered; how many it takes, the times of earlier steps decide, so
     that their next token is not late"""
     mixed_pause_ms: int = 300
-    """most milliseconds that answers stand still, at one in 24 tokens at most, so that a long prompt is not late; 0: never"""
+    """milliseconds, about, that answers stand still at most, once in 36 tokens, so that a long prompt is not late; 0: never"""
     max_queued_requests: int | None = None
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
@@ -85,14 +87,18 @@ class EngineConfig:
     """keep nothing of conversations on disk, whatever else is set"""
 
     speculation: str = "lookup"
-    """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
+    """whether drafts are tried: `lookup` takes them from the text itself, `draft:MODEL` also from a smaller model with the same
+    tokenizer; answers stay the same, token for token"""
 
     provider: str = "auto"
-    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too;
-    `auto`: what is fastest of these, which is cpu"""
+    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too; `qnn`,
+    another one, on a Qualcomm NPU, where nobody has tried it yet; `auto`: what is fastest of those measured, which is cpu"""
     layout: str = "auto"
     """which graph computes: `ring`, of our own kernels, or `static`, of stock ops, which is slower; `auto`: ring wherever the
     provider can and its kernels can be had"""
+
+    watts: int | None = None
+    """watts that this machine needs while it computes, for joules a token where no meter of its own can be read"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -111,6 +117,11 @@ class EngineConfig:
     def queue_limit(self) -> int:
         """Requests that may wait."""
         return 2 * self.slots + 8 if self.max_queued_requests is None else self.max_queued_requests
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that drafts are taken from, as the user calls it."""
+        return self.speculation.removeprefix(DRAFT_PREFIX) if self.speculation.startswith(DRAFT_PREFIX) else None
 
     @property
     def stores_prefixes(self) -> bool:
@@ -155,7 +166,7 @@ def default_context(trained: int, row_bytes: int, root: Path = machine.ROOT) -> 
 
     However little memory is free, 256 tokens are tried.
     """
-    context = min(trained, 8192)
+    context = min(trained, MOST_DEFAULT_CONTEXT)
     memory = machine.available_memory(root)
     if memory is not None:
         context = min(context, max(256, memory // 4 // row_bytes))
@@ -178,12 +189,16 @@ def _check(name: str, label: str, value: object) -> None:
     elif name in _FLAGS:
         if not isinstance(value, bool):
             raise ParameterError(f"{label} must be true or false, not {value!r}")
+    elif name == "speculation":
+        drafts = isinstance(value, str) and value.startswith(DRAFT_PREFIX) and value != DRAFT_PREFIX
+        if not drafts and value not in ("off", "lookup"):
+            raise ParameterError(f"{label} must be off, lookup or {DRAFT_PREFIX}MODEL, not {value!r}")
     else:
         raise ParameterError(f"unknown setting {label}", hint=_suggestion(name))
 
 
 def _suggestion(name: str) -> str:
-    known = [*_RANGES, *_CHOICES, *_FLAGS]
+    known = [*_RANGES, *_CHOICES, *_FLAGS, "speculation"]
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"the settings are: {', '.join(known)}"
 

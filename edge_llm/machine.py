@@ -25,6 +25,11 @@ def usable_cpus() -> frozenset[int]:
         return frozenset(range(os.cpu_count() or 1))
 
 
+def board(root: Path = ROOT) -> str:
+    """What a small computer calls itself; empty where nobody says."""
+    return _text(root / "proc/device-tree/model").strip(" \0\n")
+
+
 def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
     """How many physical cores the logical CPUs `cpus` belong to; a CPU whose siblings are unknown counts as a core."""
     cores = {_siblings(cpu, root) for cpu in cpus}
@@ -37,6 +42,18 @@ def return_freed_memory() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def yield_address() -> int:
+    """Address of the C function () by which a thread lets another one run; 0 where none is known."""
+    import ctypes
+
+    try:
+        windows = os.name == "nt"
+        function = ctypes.CDLL("kernel32").SwitchToThread if windows else ctypes.CDLL(None).sched_yield
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 _returning = threading.Lock()

@@ -37,10 +37,18 @@ ThreadsOption = Annotated[int | None, engine_option(help="Threads that compute; 
 ProviderOption = Annotated[
     str | None,
     engine_option(
-        metavar="auto|cpu|openvino", help="What computes; openvino needs the extra npu (default: auto, the CPU)."
+        metavar="auto|cpu|openvino|qnn",
+        help="What computes; the last two are plugins to be installed (default: auto, the CPU).",
     ),
 ]
 KvOption = Annotated[str | None, engine_option(metavar="int8|f32", help="How keys and values are kept.")]
+SpeculateOption = Annotated[
+    str | None,
+    engine_option(
+        metavar="lookup|off|draft:MODEL",
+        help="Try drafts that the text (lookup, default), or also a smaller MODEL, suggests; the answer is the same.",
+    ),
+]
 CacheOption = Annotated[
     str | None,
     kept_option(

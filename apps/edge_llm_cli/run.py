@@ -116,13 +116,7 @@ def run(
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
-    speculate: Annotated[
-        str | None,
-        answer.engine_option(
-            metavar="lookup|off",
-            help="Try drafts that the text suggests: lookup (default) or off; the answer is the same.",
-        ),
-    ] = None,
+    speculate: answer.SpeculateOption = None,
     private: answer.PrivateOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts and speeds on stderr.")] = False,
@@ -281,6 +275,7 @@ def _as_object(result: Answer, model: str, load_s: float) -> dict[str, object]:
             "prefill_tokens_per_s": _prefill_speed(result),
             "decode_tokens_per_s": timings.decode_tokens_per_s,
             "tpot_s": timings.tpot_s,
+            **({} if timings.joules is None else {"joules": timings.joules}),
             "peak_rss_mb": peak_rss_mb(),
         },
     }
@@ -301,6 +296,8 @@ def _statistics(result: Answer, load_s: float) -> str:
         parts.append(f"prefill {prefill:.0f} tokens/s")
     if timings.decode_tokens_per_s is not None:
         parts.append(f"decode {timings.decode_tokens_per_s:.1f} tokens/s")
+    if timings.joules is not None and usage.completion_tokens:
+        parts.append(f"{timings.joules / usage.completion_tokens:.3f} J a token")
     peak = peak_rss_mb()
     if peak is not None:
         parts.append(f"peak memory {peak:.0f} MB")

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from edge_llm.engine.draft_model import DraftModel
 from edge_llm.engine.request import Request
 from edge_llm.engine.stream import TextStream
-from edge_llm.engine.tooling import Tooling, forces_calls
+from edge_llm.engine.tooling import Tooling, forces_calls, offered
 from edge_llm.errors import ParameterError
 from edge_llm.messages import FinishReason
 from edge_llm.model.manifest import ModelManifest
@@ -22,9 +23,10 @@ from edge_llm.sampling.decoders import (
     TriggeredDecoder,
     mask_without,
 )
+from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
-from edge_llm.sampling.speculation import SpeculativeDecoder
+from edge_llm.sampling.speculation import DraftSource, PromptLookup, SpeculativeDecoder
 from edge_llm.text.prompt import RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
 
@@ -36,22 +38,43 @@ class Decoding:
     """Makes the decoders of one model's requests. May be used by several threads at once."""
 
     def __init__(
-        self, manifest: ModelManifest, tokenizer: Tokenizer, tooling: Tooling, sampler: Sampler, *, speculates: bool
+        self,
+        manifest: ModelManifest,
+        tokenizer: Tokenizer,
+        tooling: Tooling,
+        sampler: Sampler,
+        *,
+        speculates: bool,
+        draft_model: DraftModel | None,
     ) -> None:
+        """With `speculates` drafts are tried, those of a `draft_model` too."""
         self._manifest, self._tokenizer, self._tooling = manifest, tokenizer, tooling
-        self._sampler, self._speculates = sampler, speculates
+        self._sampler, self._speculates, self._draft_model = sampler, speculates, draft_model
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
     def decoder(
-        self, request: Request, params: SamplingParams, ids: list[int], prompt: RenderedPrompt | None
+        self,
+        request: Request,
+        params: SamplingParams,
+        ids: list[int],
+        prompt: RenderedPrompt | None,
+        namespace: str | None,
     ) -> Decoder:
-        """The decoder of a request whose prompt has the tokens `ids`. Raises `ParameterError` for an unusable grammar."""
+        """The decoder of a request whose prompt has the tokens `ids`, and who shares its rows within `namespace`.
+
+        Raises `ParameterError` for an unusable grammar.
+        """
         sampler = self._sampler.sequence(params, ids, self._tokenizer.token_bytes)
         matcher, trigger = self._matcher(request), self._tooling.trigger(request, prompt)
         if matcher is not None and trigger is None:
             return GrammarDecoder(sampler, matcher)
-        free: FreeDecoder = SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+        free: FreeDecoder = SampledDecoder(sampler)
+        if self._speculates:
+            sources: list[DraftSource] = [PromptLookup(ids)]
+            if self._draft_model is not None:
+                sources.append(self._draft_model.drafts(ids, namespace, sampler))
+            free = SpeculativeDecoder(sampler, sources)
         if matcher is None or trigger is None:
             return free
         if not trigger.in_grammar:  # what was asked for follows the reasoning: no end may come before
@@ -109,9 +132,19 @@ class Decoding:
         except ParameterError as error:
             if not forces_calls(request):
                 return None  # what the model decides to call is read, not ruled
+            fault = self._fault_of_a_tool(request) or str(error)
             raise ParameterError(
-                f"tool_choice {request.tool_choice} cannot be kept: {error}", hint=error.hint
+                f"tool_choice {request.tool_choice} cannot be kept: {fault}", hint=error.hint
             ) from None
+
+    def _fault_of_a_tool(self, request: Request) -> str | None:
+        """Whose parameters no grammar holds: the grammar of all tools is not what the caller wrote."""
+        for tool in offered(request):
+            try:
+                self._compiler().matcher(Grammar.json_schema(tool.parameters))
+            except ParameterError as error:
+                return f"the parameters of the tool {tool.name}: {error}"
+        return None
 
     def _compiler(self) -> GrammarCompiler:
         with self._lock:

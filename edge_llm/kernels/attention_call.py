@@ -11,31 +11,29 @@ from typing import Any
 import numba
 import numpy as np
 
-from edge_llm.kernels.layout import SPLIT, AttentionCall, CacheLayer
+from edge_llm.kernels.layout import SEGMENT_RECORD_BYTES, SPLIT, AttentionCall, CacheLayer
 from edge_llm.kernels.pointers import i64_at
 
 # private fields of the call record
-SEGMENTS = AttentionCall.PRIVATE
-"""address of the records of the segments that have rows"""
-LISTED = SEGMENTS + 1
-"""how many"""
-QUERIES = SEGMENTS + 2
+LISTED = AttentionCall.PRIVATE
+"""how many segments have rows, and so a record"""
+QUERIES = LISTED + 1
 """addresses of the parts of the scratch, see `attention_offsets`"""
-QUERY_SCALES = SEGMENTS + 3
+QUERY_SCALES = LISTED + 2
 """float32 [vectors], then their corrections, int32 [vectors], for `scores_int8`; then both for the sink queries"""
-SINK_QUERIES = SEGMENTS + 4
-STATES = SEGMENTS + 5
-WORK = SEGMENTS + 6
-PARTS = SEGMENTS + 7
+SINK_QUERIES = LISTED + 3
+STATES = LISTED + 4
+WORK = LISTED + 5
+PARTS = LISTED + 6
 """float32 [parts][head_dim]: outputs of single splits; then at PART_STATES their states, float32 [parts][2]"""
-PART_STATES = SEGMENTS + 8
-UNITS = SEGMENTS + 9
-MERGE_UNITS = SEGMENTS + 10
+PART_STATES = LISTED + 7
+UNITS = LISTED + 8
+MERGE_UNITS = LISTED + 9
 """(row, kv head) pairs whose parts are to be merged"""
 
 # the record of a segment
 SLOT, FIRST_ROW, ROWS, POSITION, FIRST_UNIT, SPLITS, FIRST_PART, FIRST_MERGE = range(8)
-SEGMENT_FIELDS = 8
+SEGMENT_FIELDS = SEGMENT_RECORD_BYTES // 8
 # SPLITS: how many splits are units of their own; 0: a unit walks over all of them
 
 _BLOCK_VECTORS = 48  # query vectors of a block: enough for a split's keys and values to be fetched once for many
@@ -44,7 +42,7 @@ _BLOCK_VECTORS = 48  # query vectors of a block: enough for a split's keys and v
 @numba.njit(inline="always")
 def segment_record(fields: Any, index: int) -> Any:
     """int64 [SEGMENT_FIELDS] of a listed segment."""
-    return i64_at(fields[SEGMENTS] + 8 * SEGMENT_FIELDS * index, SEGMENT_FIELDS)
+    return i64_at(fields[AttentionCall.SEGMENT_RECORDS] + SEGMENT_RECORD_BYTES * index, SEGMENT_FIELDS)
 
 
 @numba.njit(error_model="numpy")

@@ -19,7 +19,6 @@ from edge_llm.kernels.attention_call import (
     QUERIES,
     QUERY_SCALES,
     ROWS,
-    SEGMENTS,
     SINK_QUERIES,
     SLOT,
     SPLITS,
@@ -45,7 +44,7 @@ from edge_llm.kernels.pointers import i32_at, i64_at
 from edge_llm.kernels.tile_product import DIM_STEP
 
 _TASKS_A_THREAD = 8  # so that threads end together although blocks of a prompt cost unequally
-_LEAST_WORK = 6144  # (query vector, key row) pairs, some microseconds: less is not worth another thread
+_LEAST_WORK = 512  # (query vector, key row) pairs, some microseconds: less is not worth another thread
 _LEAST_PARTS = 1024  # parts to be merged, likewise
 
 _offsets = numba.njit(attention_offsets)
@@ -91,7 +90,7 @@ def _sizes_are_sound(fields: Any, layer: Any) -> bool:
         return False
     if layer[CacheLayer.KV_TYPE] != KvType.INT8 and layer[CacheLayer.KV_TYPE] != KvType.F32:
         return False
-    needed = _offsets(rows, heads, dim)[5] + ATTENTION_MAX_TASKS * task_bytes(dim)
+    needed = _offsets(rows, heads, dim)[4] + ATTENTION_MAX_TASKS * task_bytes(dim)
     return needed <= fields[AttentionCall.SCRATCH_BYTES]
 
 
@@ -99,10 +98,7 @@ def _sizes_are_sound(fields: Any, layer: Any) -> bool:
 def _place_scratch(fields: Any) -> None:
     scratch = fields[AttentionCall.SCRATCH]
     dim = fields[AttentionCall.HEAD_DIM]
-    segments, queries, scales, sinks, states, work = _offsets(
-        fields[AttentionCall.ROWS], fields[AttentionCall.HEADS], dim
-    )
-    fields[SEGMENTS] = scratch + segments
+    queries, scales, sinks, states, work = _offsets(fields[AttentionCall.ROWS], fields[AttentionCall.HEADS], dim)
     fields[QUERIES] = scratch + queries
     fields[QUERY_SCALES] = scratch + scales
     fields[SINK_QUERIES] = scratch + sinks

@@ -1,4 +1,4 @@
-"""The second phase of attention, row by row: norm and turn query and key, keep the query, write key and value."""
+"""The second phase of attention, by rows and their heads: norm and turn query and key, keep the query, write key and value."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ _QUERY_LIMIT = code_limit(QUERY_TERMS)
 
 
 @numba.njit(error_model="numpy")
-def attention_prepare(call: int, row: int) -> None:
-    """Norm and turn the queries and keys of one row; queries go to the scratch, keys and values to the ring."""
+def attention_prepare(call: int, item: int) -> None:
+    """Norm and turn a row's queries and key of one kv head; queries go to the scratch, key and value to the ring.
+
+    `item` is row * kv_heads + kv head.
+    """
     fields = i64_at(call, CALL_FIELDS)
     layer = i64_at(fields[AttentionCall.LAYER], LAYER_FIELDS)
     heads, kv_heads, dim = fields[AttentionCall.HEADS], fields[AttentionCall.KV_HEADS], fields[AttentionCall.HEAD_DIM]
+    row, kv_head, group = item // kv_heads, item % kv_heads, heads // kv_heads
     record = segment_record(fields, find_segment(fields, FIRST_ROW, row))
     position = record[POSITION] + row - record[FIRST_ROW]
     source = fields[AttentionCall.QKV] + 4 * dim * row * (heads + 2 * kv_heads)
-    turned = fields[AttentionCall.OUT] + 4 * dim * row * heads  # free until the tasks run
+    turned = fields[AttentionCall.OUT] + 4 * dim * (row * heads + kv_head * group)  # free until the tasks run
     step = 4 * fields[AttentionCall.ROTARY_DIM] * row
     rope = fields[AttentionCall.ROPE] + step if fields[AttentionCall.ROPE] != 0 else 0
-    group = heads // kv_heads
-    for head in range(heads):
-        vector = (head // group * fields[AttentionCall.ROWS] + row) * group + head % group
+    for head in range(kv_head * group, kv_head * group + group):
+        vector = (kv_head * fields[AttentionCall.ROWS] + row) * group + head % group
         _turn(fields, source + 4 * dim * head, fields[AttentionCall.Q_NORM], rope, turned)
         _store_query(fields, layer, turned, fields[QUERIES], fields[QUERY_SCALES], vector)
         if fields[AttentionCall.SINK_ROPE] != 0:
@@ -52,10 +55,9 @@ def attention_prepare(call: int, row: int) -> None:
             _turn(fields, source + 4 * dim * head, fields[AttentionCall.Q_NORM], sink_rope, turned)
             sink_scales = fields[QUERY_SCALES] + 8 * heads * fields[AttentionCall.ROWS]
             _store_query(fields, layer, turned, fields[SINK_QUERIES], sink_scales, vector)
-    for head in range(kv_heads):
-        key = source + 4 * dim * (heads + head)
-        _turn(fields, key, fields[AttentionCall.K_NORM], rope, turned)
-        write_row(layer, record[SLOT], head, position, turned, key + 4 * dim * kv_heads)
+    key = source + 4 * dim * (heads + kv_head)
+    _turn(fields, key, fields[AttentionCall.K_NORM], rope, turned)
+    write_row(layer, record[SLOT], kv_head, position, turned, key + 4 * dim * kv_heads)
 
 
 @numba.njit(error_model="numpy")

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from edge_llm.kernels.layout import CALL_FIELDS, Activation, ActivationCall, NormCall
+from edge_llm.kernels.layout import ACTIVATION_BLOCK, CALL_FIELDS, Activation, ActivationCall, NormCall
 from edge_llm.kernels.pointers import f32_at, f64_at, i64_at
 
 # The sum of squares may be split among lanes, the exponential must not be reordered: its parts cancel.
@@ -127,13 +127,20 @@ def _gelu_tanh(gate: Any, up: Any, out: Any) -> None:
 
 
 @_compiled
-def activation_row(call: int, row: int) -> None:
-    """Row `row` of OUT = f(gate) * up, f being silu(x) = x sigmoid(x) or gelu in its tanh form."""
+def activation_part(call: int, item: int) -> None:
+    """A part of a row, both by the number `item`, of OUT = f(gate) * up: silu(x) = x sigmoid(x), or gelu in its tanh form.
+
+    Rows are cut as `linear_quantise` cuts them, which then goes on with a part.
+    """
     fields = i64_at(call, CALL_FIELDS)
-    width = fields[ActivationCall.WIDTH]
-    gate = f32_at(fields[ActivationCall.X] + 8 * row * width, width)
-    up = f32_at(fields[ActivationCall.X] + 8 * row * width + 4 * width, width)
-    out = f32_at(fields[ActivationCall.OUT] + 4 * row * width, width)
+    width, parts = fields[ActivationCall.WIDTH], fields[ActivationCall.PARTS]
+    row, part = item // parts, item % parts
+    blocks = -(-width // ACTIVATION_BLOCK)
+    first = blocks * part // parts * ACTIVATION_BLOCK
+    size = min(width, blocks * (part + 1) // parts * ACTIVATION_BLOCK) - first
+    gate = f32_at(fields[ActivationCall.X] + 4 * (2 * row * width + first), size)
+    up = f32_at(fields[ActivationCall.X] + 4 * (2 * row * width + width + first), size)
+    out = f32_at(fields[ActivationCall.OUT] + 4 * (row * width + first), size)
     if fields[ActivationCall.KIND] == Activation.SILU:
         _silu(gate, up, out)
     else:
@@ -144,5 +151,5 @@ _ROW = types.void(types.int64, types.int64)
 ENTRIES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "norm_row": (_ROW, norm_row.py_func),
     "add_norm_row": (_ROW, add_norm_row.py_func),
-    "activation_row": (_ROW, activation_row.py_func),
+    "activation_part": (_ROW, activation_part.py_func),
 }

@@ -114,14 +114,26 @@ class LinearCall(IntEnum):
     THREADS = 14
     """threads that may share the work: decides only how it is cut, never the arithmetic"""
     TASKS = 15
-    """set by plan: number of tasks; the fields after it belong to the kernel"""
-    PRIVATE = 16
+    """set by plan: number of tasks; the fields after PARTS belong to the kernel"""
+    PARTS = 16
+    """set by plan: `linear_quantise` has so many items for each row"""
+    PRIVATE = 17
 
 
 ROW_TILE = 24
 """rows of quantised activations that lie together, and that one pass over a group's weights serves"""
 RECORD_WORDS = 12
 """int32 words of a quantised block of one row: 32 codes, scale, -1.5 * 2^23 * scale, one term a weight block (see `linear`)"""
+
+
+ROW_PART = 384
+"""elements of a row that are worth a thread of their own, where few rows leave threads idle"""
+_CUT_ROWS = 4
+
+
+def row_parts(rows: int, width: int) -> int:
+    """In how many parts each row is quantised, and activated before it."""
+    return max(1, width // ROW_PART) if rows <= _CUT_ROWS else 1
 
 
 def quantised_bytes(rows: int, inputs: int) -> int:
@@ -170,7 +182,7 @@ class NormCall(IntEnum):
 
 
 class ActivationCall(IntEnum):
-    """What `activation_row` needs: out[row] = f(gate) * up. Buffers must not overlap."""
+    """What `activation_part` needs: out[row] = f(gate) * up. Buffers must not overlap."""
 
     X = 0
     """float32 [rows, 2 * width]: gate, then up"""
@@ -180,6 +192,8 @@ class ActivationCall(IntEnum):
     WIDTH = 3
     KIND = 4
     """an `Activation`"""
+    PARTS = 5
+    """items for each row"""
 
 
 class AttentionCall(IntEnum):
@@ -220,7 +234,12 @@ class AttentionCall(IntEnum):
     """set by plan: number of merge tasks after them (0: the tasks wrote `out` themselves)"""
     SINK_ROPE = 21
     """as ROPE, for scores against sink rows of a slot that slides; 0: none"""
+    SEGMENT_RECORDS = 22
+    """ROWS records of SEGMENT_RECORD_BYTES, of this call alone: plan fills them"""
     PRIVATE = 24
+
+
+SEGMENT_RECORD_BYTES = 64
 
 
 ATTENTION_MAX_TASKS = 64
@@ -228,17 +247,16 @@ ATTENTION_MAX_TASKS = 64
 _PART_ROWS = 8  # rows whose splits may be tasks of their own; where there are more, rows alone are work enough
 
 
-def attention_offsets(rows: int, heads: int, head_dim: int) -> tuple[int, int, int, int, int, int]:
+def attention_offsets(rows: int, heads: int, head_dim: int) -> tuple[int, int, int, int, int]:
     """Where the parts of AttentionCall's scratch begin, for a step of `rows` rows; multiples of 64.
 
-    (records of segments, queries, their scales, queries against sinks, running states, working memory of the tasks)
+    (queries, their scales, queries against sinks, running states, working memory of the tasks)
     """
     vectors = (rows * heads + 7) // 8 * 8
-    queries = rows * 64
-    scales = queries + vectors * 4 * head_dim
+    scales = vectors * 4 * head_dim
     sinks = scales + vectors * 16
     states = sinks + vectors * 4 * head_dim
-    return 0, queries, scales, sinks, states, states + vectors * 8
+    return 0, scales, sinks, states, states + vectors * 8
 
 
 def attention_task_bytes(head_dim: int) -> int:
@@ -385,9 +403,59 @@ class Workspace(IntEnum):
     """widest `inputs` of a BlockLinear"""
     ATTENTION_SCRATCH = 7
     ATTENTION_SCRATCH_BYTES = 8
+    TEAM = 9
+    """address of the compiled function `team_run`"""
+    YIELD = 10
+    """address of the system's function that lets another thread run; 0: none is known"""
+    PHASES = 11
+    """address of MAX_PHASES records of phases, 64-byte aligned; these fields belong to `team`:"""
+    MAX_PHASES = 12
+    PHASE_COUNT = 13
+    """how many wait to be run; the host sets it to 0 before a step"""
+    PHASE_HEAD = 14
+    """the last one that is linked to none before it"""
+    ITEMS = 15
+    """`Items` of the last one"""
+    COLD = 16
+    """the first one that does not know yet which weights are read next"""
 
 
-WORKSPACE_FIELDS = 16
+WORKSPACE_FIELDS = 24
+
+
+class Items(IntEnum):
+    """What the items of a phase are. A thread goes on with an item of the next phase if both phases have the same ones."""
+
+    TASKS = 0
+    """anything: each may need all that was done before"""
+    ROWS = 1
+    """rows of the step, or for each row its parts: one reads and writes nothing of another"""
+    HEADS = 2
+    """heads of keys and values of the only row, likewise"""
+
+
+class Phase(IntEnum):
+    """A phase of a step. The items of those that are linked to it follow on the same thread, item by item."""
+
+    FUNCTION = 0
+    """address of the compiled function (call, i)"""
+    CALL = 1
+    COUNT = 2
+    LINKS = 3
+    """how many of the next phases are linked to it"""
+    WARM = 4
+    """address of the weights that are read after it; 0: none"""
+    WARM_BYTES = 5
+    DONE = 8
+    """items that have been done, with all that is linked"""
+    NEXT = 9
+    """the next item to be claimed of each share of the items, one share a thread"""
+
+
+PHASE_FIELDS = 16
+MAX_SHARES = PHASE_FIELDS - Phase.NEXT
+PHASES_OF_AN_OP = 3
+"""at most"""
 
 
 class Op(IntEnum):
@@ -413,6 +481,8 @@ class Op(IntEnum):
     BYTES = 13
     POINTER = 14
     DIMENSIONS = 15
+    READ_OUTSIDE = 18
+    """1: something else than our ops reads an output, so all phases are run now"""
     FIRST_CONSTANT = 20
     """addresses of constant inputs, in the order of the op's inputs; 0: absent"""
     ATTRIBUTE = 28
@@ -449,6 +519,8 @@ class AttentionOp(IntEnum):
     SOFTCAP = 8
     EPS = 9
     ROPE_TABLES = 10
+    SEGMENT_RECORDS = 11
+    """address of AttentionCall.SEGMENT_RECORDS, of this op alone: all plans of a step are made before its calls are run"""
 
 
 class NormOp(IntEnum):

@@ -1,7 +1,7 @@
 """BlockLinear and BlockEmbedding: products of rows with blocks of 4- and 8-bit weights, exactly as the source has them.
 
-A call runs in three phases over one `LinearCall` record: `linear_plan` cuts the work, `linear_quantise` turns each row
-of x into int8 blocks, `linear_task` multiplies. Rows and tasks may run in any order on any threads: every output is one
+A call runs in three phases over one `LinearCall` record: `linear_plan` cuts the work, `linear_quantise` turns the rows
+of x into int8 blocks, `linear_task` multiplies. Parts of rows and tasks may run in any order on any threads: every output is one
 sum in one order (see `linear_ir`), so the cut changes no bit.
 """
 
@@ -21,6 +21,7 @@ from edge_llm.kernels.layout import (
     ROW_TILE,
     EmbeddingCall,
     LinearCall,
+    row_parts,
 )
 from edge_llm.kernels.linear_ir import (
     copy_floats,
@@ -44,6 +45,7 @@ _TASK_COST = 12_000
 _HELD_BYTES = 256 << 10
 """weights that go over all rows before the next are fetched: about what stays in a core's own cache"""
 
+_row_parts = numba.njit(row_parts)
 _OUTPUT_CUTS = LinearCall.PRIVATE
 _ROW_CUTS = LinearCall.PRIVATE + 1
 
@@ -73,8 +75,9 @@ _inlined = numba.njit(inline="always")  # one function to optimise in place of m
 
 @_compiled
 def linear_plan(call: int) -> int:
-    """Cut the call into tasks: their number, also left in TASKS."""
+    """Cut the call into PARTS of rows, and into tasks: their number, also left in TASKS."""
     fields = i64_at(call, CALL_FIELDS)
+    fields[LinearCall.PARTS] = _row_parts(fields[LinearCall.ROWS], fields[LinearCall.INPUTS])
     rows, threads = fields[LinearCall.ROWS], max(1, fields[LinearCall.THREADS])
     cuts = -(-fields[LinearCall.OUTPUTS] // _CUT)
     tiles = -(-rows // ROW_TILE)
@@ -90,14 +93,17 @@ def linear_plan(call: int) -> int:
 
 
 @_compiled
-def linear_quantise(call: int, row: int) -> None:
-    """Quantise row `row` of X into its records."""
+def linear_quantise(call: int, item: int) -> None:
+    """Quantise a part of a row of X, both by the number `item`, into its records."""
     fields = i64_at(call, CALL_FIELDS)
-    inputs = fields[LinearCall.INPUTS]
+    inputs, parts = fields[LinearCall.INPUTS], fields[LinearCall.PARTS]
+    row, part = item // parts, item % parts
     blocks = inputs // ACTIVATION_BLOCK
-    x = fields[LinearCall.X] + 4 * row * inputs
+    first, last = blocks * part // parts, blocks * (part + 1) // parts
+    x = fields[LinearCall.X] + 4 * (row * inputs + ACTIVATION_BLOCK * first)
     halves = 1 if fields[LinearCall.BLOCK] == 16 else 0
-    _quantise(x, _record(fields, row), blocks, halves, fields[LinearCall.HAS_MINIMUM])
+    record = _record(fields, row) + first * ROW_TILE * RECORD_BYTES
+    _quantise(x, record, last - first, halves, fields[LinearCall.HAS_MINIMUM])
 
 
 @_inlined

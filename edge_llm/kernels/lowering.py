@@ -19,6 +19,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numba.core.config
+from llvmlite import ir
 from numba.core.codegen import get_host_cpu_features
 
 from edge_llm.kernels.vector_ir import (
@@ -226,6 +227,14 @@ def dot_many(
     for turn in zip(*steps, strict=True):
         accs = [_dot(builder, lowering, acc, [step]) for acc, step in zip(accs, turn, strict=True)]
     return accs
+
+
+def pause(builder: Any, lowering: Lowering) -> None:
+    """Let a core that waits for another one rest for a moment, where it has an instruction for that."""
+    if lowering in (AVX512VNNI, AVXVNNI, AVX2, SSE41):
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif lowering.signed:
+        call(builder, "llvm.aarch64.hint", ir.VoidType(), [I32(1)])  # yield
 
 
 def dot_words(builder: Any, lowering: Lowering, acc: Any, a: Any, b: Any) -> Any:

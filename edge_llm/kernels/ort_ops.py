@@ -2,8 +2,8 @@
 
 Each takes (op_kernel, context) and returns an OrtStatus*, 0 when all is well. `op_kernel` is the address of an `Op` record
 that model/custom_ops.py filled: API functions, attributes, addresses of constants and of the session's workspace. A
-compute function checks every size that it will rely on, fills the kernel's call record, and runs the kernel's phases, by
-their addresses, inline or on ONNX Runtime's own thread pool.
+compute function checks every size that it will rely on, fills the kernel's call record, and adds the kernel's phases, by
+their addresses, to those of the step, which `team` runs on ONNX Runtime's own thread pool.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edge_llm.kernels.layout import (
     CACHE_VERSION,
     LAYER_FIELDS,
     OP_FIELDS,
+    PHASES_OF_AN_OP,
     UNBOUNDED,
     WORKSPACE_FIELDS,
     ActivationCall,
@@ -27,19 +28,22 @@ from edge_llm.kernels.layout import (
     Cache,
     CacheLayer,
     EmbeddingCall,
+    Items,
     LinearCall,
     LinearOp,
     NormCall,
     NormOp,
     Op,
     Workspace,
+    row_parts,
 )
 from edge_llm.kernels.pointers import call_1, call_2, call_3, call_5, i32_at, i64_at
+from edge_llm.kernels.team import add_phase, run_phases
 
 COMPUTE = types.int64(types.int64, types.int64)
 
+_row_parts = numba.njit(row_parts)
 _INVALID_ARGUMENT = 2  # ORT_INVALID_ARGUMENT
-_INLINE_ROWS = 3  # up to it, handing rows to the pool costs more than it saves
 _WORD = 8
 
 
@@ -89,14 +93,12 @@ def _rows(state: Any, row_bytes: int, max_rows: int) -> int:
 
 
 @numba.njit
-def _run(context: int, state: Any, phase: int, count: int, inline: int, call: int) -> int:
-    """Run the function of a phase for 0 .. count-1: here if there are at most `inline`, else on the pool; an OrtStatus."""
-    function = state[phase]
-    if count > inline:
-        return call_5(state[Op.PARALLEL_FOR], context, function, count, 0, call)
-    for i in range(count):
-        call_2(function, call, i)
-    return 0
+def _end(context: int, state: Any, workspace: Any) -> int:
+    """The op has added its phases: run them all if its result is read now, or if the list is full. An OrtStatus*."""
+    room = workspace[Workspace.MAX_PHASES] - workspace[Workspace.PHASE_COUNT]
+    if state[Op.READ_OUTSIDE] == 0 and room >= PHASES_OF_AN_OP:
+        return 0
+    return run_phases(context, workspace, state[Op.WORKSPACE], state[Op.PARALLEL_FOR])
 
 
 # --- the ops ---------------------------------------------------------------------------------------------------------------
@@ -132,10 +134,11 @@ def block_linear(op: int, context: int) -> int:
     fields[LinearCall.X_BLOCKS] = workspace[Workspace.X_BLOCKS]
     fields[LinearCall.THREADS] = workspace[Workspace.THREADS]
     tasks = call_1(state[Op.PLAN], call)
-    status = _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
-    if status == 0:
-        status = _run(context, state, Op.SECOND_PHASE, tasks, 1, call)
-    return status
+    parts = fields[LinearCall.PARTS]
+    add_phase(workspace, state[Op.FIRST_PHASE], call, rows * parts, Items.ROWS, 0, 0)
+    codes, nbytes = state[Op.FIRST_CONSTANT + 1], inputs * outputs * state[Op.ATTRIBUTE + LinearOp.BITS] // 8
+    add_phase(workspace, state[Op.SECOND_PHASE], call, tasks, Items.TASKS, codes, nbytes)
+    return _end(context, state, workspace)
 
 
 def block_embedding(op: int, context: int) -> int:
@@ -169,7 +172,8 @@ def block_embedding(op: int, context: int) -> int:
     fields[EmbeddingCall.CODES] = state[Op.FIRST_CONSTANT + 1]
     fields[EmbeddingCall.SCALES] = state[Op.FIRST_CONSTANT + 2]
     fields[EmbeddingCall.SCALE] = state[Op.ATTRIBUTE + LinearOp.SCALE]
-    return _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
+    add_phase(workspace, state[Op.FIRST_PHASE], call, rows, Items.ROWS, 0, 0)
+    return _end(context, state, workspace)
 
 
 def rms_norm(op: int, context: int) -> int:
@@ -215,7 +219,8 @@ def _norm(op: int, context: int, with_delta: bool) -> int:
     fields[NormCall.WIDTH] = width
     fields[NormCall.GROUP] = state[Op.ATTRIBUTE + NormOp.GROUP]
     fields[NormCall.EPS] = state[Op.ATTRIBUTE + NormOp.EPS]
-    return _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
+    add_phase(workspace, state[Op.FIRST_PHASE], call, rows, Items.ROWS, 0, 0)
+    return _end(context, state, workspace)
 
 
 def gated_activation(op: int, context: int) -> int:
@@ -239,7 +244,10 @@ def gated_activation(op: int, context: int) -> int:
     fields[ActivationCall.ROWS] = rows
     fields[ActivationCall.WIDTH] = width
     fields[ActivationCall.KIND] = state[Op.ATTRIBUTE + ActivationOp.KIND]
-    return _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
+    parts = _row_parts(rows, width)
+    fields[ActivationCall.PARTS] = parts
+    add_phase(workspace, state[Op.FIRST_PHASE], call, rows * parts, Items.ROWS, 0, 0)
+    return _end(context, state, workspace)
 
 
 @numba.njit
@@ -340,6 +348,7 @@ def ring_attention(op: int, context: int) -> int:
     fields[AttentionCall.SCRATCH_BYTES] = workspace[Workspace.ATTENTION_SCRATCH_BYTES]
     fields[AttentionCall.THREADS] = workspace[Workspace.THREADS]
     fields[AttentionCall.SINK_ROPE] = 0
+    fields[AttentionCall.SEGMENT_RECORDS] = state[attribute + AttentionOp.SEGMENT_RECORDS]
     tasks = call_1(state[Op.PLAN], call)
     if tasks < 0:
         return _refuse(state)
@@ -347,12 +356,13 @@ def ring_attention(op: int, context: int) -> int:
     sinks = record[CacheLayer.SINKS]
     if sinks > 0 and table >= 0 and furthest > sinks + record[CacheLayer.WINDOW]:
         fields[AttentionCall.SINK_ROPE] = rope + 4 * (tables + table) * rows * rotary_dim
-    status = _run(context, state, Op.FIRST_PHASE, rows, _INLINE_ROWS, call)
-    if status == 0:
-        status = _run(context, state, Op.SECOND_PHASE, tasks, 1, call)
-    if status == 0:
-        status = _run(context, state, Op.THIRD_PHASE, fields[AttentionCall.MERGES], 1, call)
-    return status
+    merges = fields[AttentionCall.MERGES]
+    # One row's tasks are its heads, unless they are cut by splits.
+    items = Items.HEADS if rows == 1 and tasks == kv_heads and merges == 0 else Items.TASKS
+    add_phase(workspace, state[Op.FIRST_PHASE], call, rows * kv_heads, items, 0, 0)
+    add_phase(workspace, state[Op.SECOND_PHASE], call, tasks, items, 0, 0)
+    add_phase(workspace, state[Op.THIRD_PHASE], call, merges, Items.TASKS, 0, 0)
+    return _end(context, state, workspace)
 
 
 def ignore(op: int) -> None:

@@ -32,7 +32,7 @@ from edge_llm import machine, paths
 from edge_llm.errors import KernelError, StorageError
 from edge_llm.kernels.object_loader import LoadedCode
 
-ENTRY_MODULES = ("linear", "elementwise", "attention", "sampling", "ort_ops")
+ENTRY_MODULES = ("linear", "elementwise", "attention", "sampling", "team", "ort_ops")
 """modules of this package with a table ENTRIES: name -> (signature, function)"""
 
 _OBJECT_FILE = "kernels.bin"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from ctypes import CFUNCTYPE, addressof, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from edge_llm.kernels.layout import (
     CACHE_MAGIC,
     LAYER_FIELDS,
     OP_FIELDS,
+    SEGMENT_RECORD_BYTES,
     UNBOUNDED,
     Activation,
     ActivationOp,
@@ -201,6 +202,7 @@ def _fill_attention(node: Node, state: np.ndarray, ops: SessionOps) -> None:
     attributes[AttentionOp.SCALE] = float_bits(node.real("scale"))
     attributes[AttentionOp.SOFTCAP] = float_bits(node.real("softcap", 0.0))
     attributes[AttentionOp.EPS] = float_bits(node.real("eps", 1e-6))
+    attributes[AttentionOp.SEGMENT_RECORDS] = ops.memory(SEGMENT_RECORD_BYTES * int(ops.workspace[Workspace.MAX_ROWS]))
     state[Op.FIRST_CONSTANT + 4] = node.constant(4, 4 * head_dim, optional=True)
     state[Op.FIRST_CONSTANT + 5] = node.constant(5, 4 * head_dim, optional=True)
 
@@ -251,7 +253,7 @@ SPECS = (
         inputs=(_F32,),
         outputs=(_F32,),
         compute="gated_activation",
-        phases=("activation_row",),
+        phases=("activation_part",),
         fill=_fill_activation,
         message="GatedActivation: x is no whole number of rows, or has too many",
     ),
@@ -272,18 +274,32 @@ SPECS = (
 class SessionOps:
     """The ops of one session and all memory that they point to; must outlive the session.
 
-    `workspace` and `cache` are the int64 records of layout.Workspace and layout.Cache.
+    `workspace` and `cache` are the int64 records of layout.Workspace and layout.Cache; `read_outside` names the outputs
+    that something else than these ops reads.
     """
 
-    def __init__(self, api: OrtApi, kernels: Kernels, workspace: np.ndarray, cache: np.ndarray) -> None:
+    def __init__(
+        self, api: OrtApi, kernels: Kernels, workspace: np.ndarray, cache: np.ndarray, read_outside: Container[str]
+    ) -> None:
         if cache[Cache.MAGIC] != CACHE_MAGIC:
             raise SessionError("the cache descriptor is not one")
         self.workspace, self.cache = workspace, cache
-        self._api, self._kernels = api, kernels
+        self._api, self._kernels, self._read_outside = api, kernels, read_outside
         self.failure: BaseException | None = None
         """what a callback raised beyond a plain refusal, Ctrl-C among it"""
         self._states: list[np.ndarray] = []
+        self._memory: list[np.ndarray] = []
         self._structs = [self._struct(spec) for spec in SPECS]
+
+    @property
+    def count(self) -> int:
+        """How many ops the session has."""
+        return len(self._states)
+
+    def memory(self, nbytes: int) -> int:
+        """Address of zeros that live as long as the ops; pages are only taken when touched."""
+        self._memory.append(np.zeros(nbytes, np.uint8))
+        return self._memory[-1].ctypes.data
 
     def register(self, options: int) -> int:
         """Add the domain to session options; gives the domain's handle, to be released after the session."""
@@ -352,6 +368,8 @@ class SessionOps:
             state[Op.PLAN] = self._kernels.address(spec.plan)
         for i, phase in enumerate(spec.phases):
             state[Op.FIRST_PHASE + i] = self._kernels.address(phase)
+        outputs = (self._api.output_name(info, index) for index in range(len(spec.outputs)))
+        state[Op.READ_OUTSIDE] = any(name in self._read_outside for name in outputs)
         spec.fill(Node(self._api, info, spec.name), state, self)
         self._states.append(state)
         return state

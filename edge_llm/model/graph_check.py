@@ -38,8 +38,11 @@ _VALUE_INFO = {1: "name", 2: "type"}
 Value = int | bytes
 
 
-def check_graph(folder: Path, manifest: ModelManifest) -> None:
-    """Raise `ModelFormatError` unless model.onnx is the graph that the manifest lists and holds nothing but what we export."""
+def check_graph(folder: Path, manifest: ModelManifest) -> frozenset[str]:
+    """The names of what stock ops and the host read, of all that is computed.
+
+    Raises `ModelFormatError` unless model.onnx is the graph that the manifest lists and holds nothing but what we export.
+    """
     graph = _read(folder / GRAPH_NAME, manifest)
     weight_bytes = _size(folder / WEIGHTS_NAME)
     if weight_bytes != manifest.weight_bytes:
@@ -48,7 +51,8 @@ def check_graph(folder: Path, manifest: ModelManifest) -> None:
     if len(model.get("graph", [])) != 1:
         _refuse("the model must hold one graph")
     fields = _message(_bytes(model["graph"][0]), _GRAPH, "graph")
-    _check_nodes([_message(_bytes(node), _NODE, "node") for node in fields.get("node", [])], len(manifest.layers))
+    nodes = [_message(_bytes(node), _NODE, "node") for node in fields.get("node", [])]
+    _check_nodes(nodes, len(manifest.layers))
     for tensor in fields.get("initializer", []):
         _check_tensor(_message(_bytes(tensor), _TENSOR, "initializer"), weight_bytes)
     for kind, expected in (("input", _INPUTS), ("output", _OUTPUTS)):
@@ -56,6 +60,8 @@ def check_graph(folder: Path, manifest: ModelManifest) -> None:
         names = [_text(info, "name") for info in infos]
         if set(names) != expected or len(names) != len(expected):
             _refuse(f"the graph's {kind}s are {sorted(names)}, not {sorted(expected)}")
+    stock = (name for node in nodes if _text(node, "domain") != DOMAIN for name in node.get("input", []))
+    return frozenset(_OUTPUTS.union(_bytes(name).decode("utf-8", "replace") for name in stock))
 
 
 def _refuse(what: str) -> NoReturn:

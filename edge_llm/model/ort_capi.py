@@ -61,6 +61,7 @@ class ApiEntry(IntEnum):
     RELEASE_IO_BINDING = 135
     BIND_INPUT = 136
     BIND_OUTPUT = 137
+    KERNEL_OUTPUT_NAME = 233
     KERNEL_CONSTANT_INPUT = 249
     KERNEL_PARALLEL_FOR = 274
     GET_TENSOR_BYTES = 318
@@ -185,6 +186,16 @@ class OrtApi:
         value = c_float()
         found = self.function(ApiEntry.KERNEL_ATTRIBUTE_FLOAT, c_void_p, c_char_p, c_void_p)
         return float(value.value) if self._found(found(info, name.encode(), addressof(value))) else None
+
+    def output_name(self, info: int, index: int) -> str:
+        """Name of a node's output; empty for one that the node does not have."""
+        size = c_size_t(0)
+        name = self.function(ApiEntry.KERNEL_OUTPUT_NAME, c_void_p, c_size_t, c_void_p, c_void_p)
+        if not self._found(name(info, index, None, addressof(size))):
+            return ""
+        text = ctypes.create_string_buffer(size.value)
+        self.check(name(info, index, addressof(text), addressof(size)))
+        return text.value.decode("utf-8", "replace")
 
     def constant(self, info: int, index: int) -> tuple[int, int] | None:
         """(address, bytes) of a constant input, or None where it is absent or not constant."""

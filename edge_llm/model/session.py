@@ -17,7 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.errors import SessionError
-from edge_llm.kernels.layout import WORKSPACE_FIELDS, Workspace, attention_scratch_bytes, quantised_bytes
+from edge_llm.kernels.layout import (
+    PHASE_FIELDS,
+    PHASES_OF_AN_OP,
+    WORKSPACE_FIELDS,
+    Workspace,
+    attention_scratch_bytes,
+    quantised_bytes,
+)
+from edge_llm.machine import yield_address
 from edge_llm.model.cache_descriptor import CacheDescriptor
 from edge_llm.model.custom_ops import Kernels, SessionOps
 from edge_llm.model.graph_check import check_graph
@@ -55,11 +63,13 @@ class Session:
         cache_descriptor: int,
         max_rows: int,
         threads: int,
+        takes_turns: bool = False,
     ) -> None:
         """Load the graph of a model folder.
 
         `cache_descriptor` is the address of a KVCache's descriptor, which must outlive the session; `max_rows` bounds the
-        rows of a step; `threads` is the size of the thread pool, the caller's thread included.
+        rows of a step; `threads` is the size of the thread pool, the caller's thread included. One that `takes_turns` with
+        another session leaves it the processors after each step: none of its threads looks for more work.
 
         Raises `ModelFormatError` for a graph that is not one of ours, `SessionError` if ONNX Runtime refuses it or the
         cache's rings have no room for such steps.
@@ -68,14 +78,15 @@ class Session:
         self.max_rows = max_rows
         self.vocab = manifest.dimensions.vocab
         self.hidden = manifest.dimensions.hidden
-        check_graph(folder, manifest)
+        read_outside = check_graph(folder, manifest)
         self._api: OrtApi = ort_api()
         self._cache = CacheDescriptor(cache_descriptor)
         if self._cache.max_rows < max_rows:
             raise SessionError(f"the cache has room for steps of {self._cache.max_rows} rows, not {max_rows}")
-        self._workspace, self._buffers = self._allocate_workspace(threads)
-        self._ops = SessionOps(self._api, kernels, self._workspace, self._cache.record)
-        self._session, self._domain = self._create(folder / GRAPH_NAME, threads)
+        self._workspace, self._buffers = self._allocate_workspace(kernels, threads)
+        self._ops = SessionOps(self._api, kernels, self._workspace, self._cache.record, read_outside)
+        self._session, self._domain = self._create(folder / GRAPH_NAME, threads, takes_turns)
+        self._allocate_phases()
         self._memory_info = self._api.create(ApiEntry.CREATE_CPU_MEMORY_INFO, (c_int, 0), (c_int, 0))
         self._run = self._api.function(ApiEntry.RUN_WITH_BINDING, c_void_p, c_void_p, c_void_p)
         self._bindings: OrderedDict[tuple[int, int, int], _Binding] = OrderedDict()
@@ -99,6 +110,7 @@ class Session:
         self._check(step)
         binding = self._binding(step.rows, len(step.segments), step.logit_rows)
         self._fill(step)
+        self._workspace[Workspace.PHASE_COUNT] = 0  # a step that failed leaves some
         self._api.check(self._run(self._session, None, binding.handle))
         return self._logits[: step.logit_rows * self.vocab].reshape(step.logit_rows, self.vocab)
 
@@ -194,7 +206,14 @@ class Session:
 
     # --- loading ---
 
-    def _allocate_workspace(self, threads: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _allocate_phases(self) -> None:
+        """Room for all that one step does."""
+        phases = PHASES_OF_AN_OP * self._ops.count
+        self._buffers.append(aligned_zeros(8 * PHASE_FIELDS * phases))
+        self._workspace[Workspace.PHASES] = self._buffers[-1].ctypes.data
+        self._workspace[Workspace.MAX_PHASES] = phases
+
+    def _allocate_workspace(self, kernels: Kernels, threads: int) -> tuple[np.ndarray, list[np.ndarray]]:
         size, rows = self.manifest.dimensions, self.max_rows
         inputs = max(size.hidden, size.intermediate, size.heads * size.head_dim)
         scratch = attention_scratch_bytes(
@@ -213,9 +232,11 @@ class Session:
         workspace[Workspace.X_INPUTS] = inputs
         workspace[Workspace.ATTENTION_SCRATCH] = attention.ctypes.data
         workspace[Workspace.ATTENTION_SCRATCH_BYTES] = scratch
+        workspace[Workspace.TEAM] = kernels.address("team_run")
+        workspace[Workspace.YIELD] = yield_address()
         return workspace, [blocks, attention]
 
-    def _create(self, graph: Path, threads: int) -> tuple[int, int]:
+    def _create(self, graph: Path, threads: int, takes_turns: bool) -> tuple[int, int]:
         api = self._api
         options = api.create(ApiEntry.CREATE_SESSION_OPTIONS)
         domain = 0
@@ -227,6 +248,7 @@ class Session:
             for key, value in {
                 "session.intra_op.allow_spinning": "1",
                 "session.intra_op.spin_duration_us": str(SPIN_MICROSECONDS),
+                "session.force_spinning_stop": str(int(takes_turns)),
                 "session.disable_prepacking": "1",  # nothing to repack: weights are stored as the kernels read them
             }.items():
                 api.call(

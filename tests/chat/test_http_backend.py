@@ -264,6 +264,7 @@ def test_our_own_server_by_its_socket(tmp_path_factory: pytest.TempPathFactory) 
             assert b"".join(token.chosen.data for token in turn.tokens) == b"Hello there."
             assert turn.tokens[0].alternatives
             assert (await backend.count((Message.user("Hi"),)) or 0) > 2
+            assert (backend.kv_bytes() or 0) > 0
 
     with running(lambda: make_core(says("Hello there.")), uds=socket):
         asyncio.run(body())

@@ -13,6 +13,7 @@ from edge_llm.kernels.attention import attention_merge, attention_plan, attentio
 from edge_llm.kernels.layout import (
     CALL_FIELDS,
     LAYER_FIELDS,
+    SEGMENT_RECORD_BYTES,
     TILE,
     UNBOUNDED,
     AttentionCall,
@@ -111,12 +112,10 @@ class Rig:
         out = self.fill_call(segments, threads)
         call = self.call.ctypes.data
         assert attention_plan(call) == self.call[AttentionCall.TASKS]
-        for count, run in (
-            (AttentionCall.ROWS, attention_prepare),
-            (AttentionCall.TASKS, attention_task),
-            (AttentionCall.MERGES, attention_merge),
-        ):
-            for i in range(int(self.call[count]))[::order]:
+        heads = int(self.call[AttentionCall.ROWS]) * self.shape.kv_heads
+        tasks, merges = (int(self.call[field]) for field in (AttentionCall.TASKS, AttentionCall.MERGES))
+        for count, run in ((heads, attention_prepare), (tasks, attention_task), (merges, attention_merge)):
+            for i in range(count)[::order]:
                 run(call, i)
         assert all(untouched(array) for array in (*self._buffers.values(), *self.arrays.values()))
         return out.copy()
@@ -143,6 +142,9 @@ class Rig:
         call[AttentionCall.SOFTCAP] = np.float64(s.softcap).view(np.int64)
         call[AttentionCall.EPS] = np.float64(EPS).view(np.int64)
         call[AttentionCall.SCRATCH], call[AttentionCall.SCRATCH_BYTES] = scratch.ctypes.data, scratch.nbytes
+        call[AttentionCall.SEGMENT_RECORDS] = self._buffer(
+            "records", (rows * SEGMENT_RECORD_BYTES,), np.uint8
+        ).ctypes.data
         call[AttentionCall.THREADS] = threads
         if s.norms:
             call[AttentionCall.Q_NORM] = self._input("q_norm", self.gammas[0])

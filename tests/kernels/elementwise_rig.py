@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_llm.kernels.elementwise import activation_row, add_norm_row, norm_row
+from edge_llm.kernels.elementwise import activation_part, add_norm_row, norm_row
 from edge_llm.kernels.layout import CALL_FIELDS, Activation, ActivationCall, NormCall
 from tests.kernels.guard_pages import guarded, guarded_copy, untouched
 from tests.reference.elementwise import gelu_tanh, rms_norm, silu
@@ -34,14 +34,16 @@ def run_norm(x: np.ndarray, gamma: np.ndarray, delta: np.ndarray | None = None) 
     return arrays[NormCall.OUT], arrays.get(NormCall.SUM)
 
 
-def run_activation(gate: np.ndarray, up: np.ndarray, kind: Activation) -> np.ndarray:
+def run_activation(gate: np.ndarray, up: np.ndarray, kind: Activation, parts: int = 1) -> np.ndarray:
     """f(gate) * up by the kernel."""
     x, out = guarded_copy(np.concatenate([gate, up], axis=1)), guarded(gate.shape, np.float32)
     call = np.zeros(CALL_FIELDS, np.int64)
     call[ActivationCall.X], call[ActivationCall.OUT] = x.ctypes.data, out.ctypes.data
-    call[ActivationCall.ROWS], call[ActivationCall.WIDTH], call[ActivationCall.KIND] = len(gate), gate.shape[1], kind
-    for row in range(len(gate)):
-        activation_row(call.ctypes.data, row)
+    rows, width = gate.shape
+    call[ActivationCall.ROWS], call[ActivationCall.WIDTH], call[ActivationCall.KIND] = rows, width, kind
+    call[ActivationCall.PARTS] = parts
+    for item in range(rows * parts):
+        activation_part(call.ctypes.data, item)
     assert untouched(out)
     return out
 

@@ -61,8 +61,8 @@ class Matrix:
         call[LinearCall.BIAS] = 0 if self.bias is None else self.bias.ctypes.data
         tasks = linear_plan(call.ctypes.data)
         assert tasks == call[LinearCall.TASKS]
-        for row in order(rows):
-            linear_quantise(call.ctypes.data, row)
+        for item in order(rows * int(call[LinearCall.PARTS])):
+            linear_quantise(call.ctypes.data, item)
         for task in order(tasks):
             linear_task(call.ctypes.data, task)
         assert untouched(out)

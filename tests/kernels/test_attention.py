@@ -205,7 +205,8 @@ def planned(rig: Rig, segments: list[Segment], threads: int) -> tuple[int, int]:
 def test_work_is_cut_where_it_is_worth_it() -> None:
     rig = Rig(Shape(heads=9, kv_heads=3, dim=8, capacity=64 * TILE, slots=8))
     row = random_rows(rig.shape, 1)
-    assert planned(rig, [Segment(0, 60, row)], 2) == (1, 0)
+    assert planned(rig, [Segment(0, 40, row)], 2) == (1, 0)
+    assert planned(rig, [Segment(0, 60, row)], 2) == (3, 0)
     assert planned(rig, [Segment(0, 4000, row)], 1) == (1, 0)
     tasks, merges = planned(rig, [Segment(0, 4000, row)], 2)
     assert (tasks, merges) == (16, 1)

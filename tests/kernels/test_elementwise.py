@@ -75,3 +75,12 @@ def test_rows_do_not_depend_on_one_another() -> None:
         ),
     ):
         np.testing.assert_array_equal(together.view(np.uint32), np.concatenate(alone).view(np.uint32))
+
+
+@pytest.mark.parametrize("width", [65, 96, 100, 1536])
+def test_parts_of_a_row_are_those_of_the_whole(width: int) -> None:
+    rng = np.random.default_rng(width)
+    gate, up = rng.standard_normal((2, 3, width)).astype(np.float32)
+    whole = run_activation(gate, up, Activation.SILU)
+    for parts in (2, 3):
+        assert np.array_equal(run_activation(gate, up, Activation.SILU, parts), whole)

@@ -7,12 +7,23 @@ the activation can be held to what float32 promises.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Container
 from pathlib import Path
 
 from onnx import helper
 
 from edge_llm.export.graph_rewriter import GraphRewriter
-from edge_llm.model.manifest import GRAPH_NAME
+from edge_llm.model.manifest import GRAPH_NAME, ModelManifest
+
+
+class _EveryName:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def unchecked_graph(folder: Path, manifest: ModelManifest) -> Container[str]:
+    """In place of `check_graph`: stock ops read everything."""
+    return _EveryName()
 
 
 def write_exact_ring(folder: Path, target: Path) -> Path:

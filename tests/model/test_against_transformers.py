@@ -28,7 +28,7 @@ from edge_llm.model.stock_session import StockSession
 from edge_llm.sampling.params import SamplingParams
 from tests.conftest import export
 from tests.model import static_rig
-from tests.model.exact_ring import write_exact_ring
+from tests.model.exact_ring import unchecked_graph, write_exact_ring
 from tools.make_transformers_goldens import BEAM_SEARCHES, FOLDER, GENERATED, LENGTH, MODELS, PROMPT
 
 LARGEST_DIFFERENCE = 1e-3
@@ -68,7 +68,7 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def exact(judged: Judged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The model's folder with exact products. Users have no such door: here alone the check lets it in."""
-    monkeypatch.setattr("edge_llm.model.session.check_graph", lambda folder, manifest: None)
+    monkeypatch.setattr("edge_llm.model.session.check_graph", unchecked_graph)
     return write_exact_ring(judged.folder, tmp_path / "exact")
 
 
