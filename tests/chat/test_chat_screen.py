@@ -682,7 +682,7 @@ def test_a_server_that_cannot_fork_is_not_taken_for_the_model() -> None:
         pilot.app.push_screen(InspectorScreen((info("a", ("b", -2.0)),), forks=False))
         await dialog(pilot, InspectorScreen)
         await pilot.press("down", "enter")
-        await wait_until(lambda: "A server cannot go on" in shown(pilot), pilot)
+        await wait_until(lambda: "This server cannot go on" in shown(pilot), pilot)
         assert isinstance(pilot.app.screen, InspectorScreen)
 
     run(body, FakeBackend("a"))

@@ -97,7 +97,8 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
         row = self._rows[event.option_index]
         if not self._forks:
             self.notify(
-                "A server cannot go on from a chosen token: edge-llm chat -m MODEL loads the model here", markup=False
+                "This server cannot go on from a chosen token: edge-llm chat -m MODEL loads the model here",
+                markup=False,
             )
         elif row.token.token_id in self._end_ids:
             self.notify("The answer would end there: pick another token", markup=False)
