@@ -1,4 +1,4 @@
-"""From the chunks of a streamed chat completion to events. What a server sends is hostile input: every field is looked at."""
+"""From the chunks of a streamed completion to events. What a server sends is hostile input: every field is looked at."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class ChunkReader:
         choice = choices[0]
         with contextlib.suppress(ValueError):
             self._reason = FinishReason(str(choice.get("finish_reason")))
-        events = self._deltas(choice.get("delta"), choice.get("logprobs"))
+        delta = {"content": choice["text"]} if "text" in choice else choice.get("delta")  # of a completion, of a chat
+        events = self._deltas(delta, choice.get("logprobs"))
         if events:
             self._last = time.monotonic()
             self._first = self._first or self._last
