@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edge_llm.engine.pace import Pace, Portion
+from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import ParameterError, QueueFullError
 from edge_llm.model.step import Segment, Step
 
 _FIRST_GUESS_S = 1.0  # how long a request runs
+_TURNS = PRIORITIES.index("normal")
+"""the lowest priority that takes turns: batch requests among themselves would only take longer, all of them"""
 _STEP_BACK_S = 0.005
 """seconds by which each token that is still to be read makes a prompt count as later than it came"""
 
@@ -152,7 +155,8 @@ class Scheduler:
         if first is None or self._fits(first):
             return []
         lower = sorted((one for one in self._running if one.rank > first.rank), key=lambda one: -one.urgency)
-        others = [one for one in self._running if one.rank <= first.rank and one.had_turn(now)]
+        least = min(first.rank, _TURNS)
+        others = [one for one in self._running if one.rank <= least and one.had_turn(now)]
         for sequence in (*lower, *sorted(others, key=lambda one: one.since)):
             if sequence.beams is None and sequence.urgency_if_parked(now) > first.urgency:
                 victims.append(sequence)

@@ -52,6 +52,7 @@ RULES: Mapping[StaticForm, Mapping[str, OpRule]] = {
             attributes={"bits": (2, 4, 8), "block_size": range(16, 1 << 16, 16)},
             domain=MICROSOFT,
         ),
+        "RMSNormalization": OpRule(constants=(1,), attributes={"axis": (-1,)}),
     },
     StaticForm.COREML: _COMMON,
 }

@@ -20,7 +20,7 @@ from edge_llm.export.static_matrices import StaticMatrices
 from edge_llm.kernels.layout import UNBOUNDED, Activation
 from edge_llm.model.static_folder import STATIC_GRAPH, STATIC_WEIGHTS, BlockMatrix, StaticForm
 
-_OPSET = 21
+_OPSET, _OPSET_WITH_NORMS = 21, 23
 _IR_VERSION = 10
 
 
@@ -80,7 +80,7 @@ class _StaticGraph(StaticMatrices):
             info("new_v", TensorProto.FLOAT, new),
         ]
         graph = helper.make_graph(self.nodes, "static", inputs, outputs, list(self.initializers.values()))
-        domains = {"": _OPSET, **({MICROSOFT: 1} if self._form is StaticForm.QNN else {})}
+        domains = {"": _OPSET_WITH_NORMS, MICROSOFT: 1} if self._form is StaticForm.QNN else {"": _OPSET}
         opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
         return helper.make_model(graph, producer_name="edge_llm", opset_imports=opsets, ir_version=_IR_VERSION)
 
@@ -127,7 +127,12 @@ class _StaticGraph(StaticMatrices):
     # --- the rest of a block ---
 
     def _norm(self, x: str, gamma: str, eps: float, out: str | None = None) -> str:
-        """x / sqrt(mean(x^2) + eps) * gamma (RMSNorm, arXiv:1910.07467) over the last axis."""
+        """x / sqrt(mean(x^2) + eps) * gamma (RMSNorm, arXiv:1910.07467) over the last axis.
+
+        For QNN by the op itself: devices compute in float16, where the squares of large x would be infinite."""
+        if self._form is StaticForm.QNN:
+            weight = self._initializer(gamma, self._stored(gamma))
+            return self._op("RMSNormalization", [x, weight], out=out, axis=-1, epsilon=eps)
         mean = self._op("ReduceMean", [self._op("Mul", [x, x]), self._const([-1], np.int64)])
         root = self._op("Sqrt", [self._op("Add", [mean, self._const(eps)])])
         return self._op("Mul", [self._op("Div", [x, root]), self._initializer(gamma, self._stored(gamma))], out=out)

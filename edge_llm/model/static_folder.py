@@ -22,7 +22,7 @@ from edge_llm.kernels.block_format import BlockFormat
 from edge_llm.kernels.layout import GROUP_ROWS
 from edge_llm.model.manifest import WEIGHTS_NAME, ModelManifest
 
-STATIC_VERSION = 1
+STATIC_VERSION = 2
 STATIC_NAME = "static.json"
 STATIC_GRAPH = "static.onnx"
 STATIC_WEIGHTS = "static.bin"
@@ -36,7 +36,7 @@ class StaticForm(StrEnum):
     BLOCKS = "blocks"
     F32 = "f32"
     QNN = "qnn"
-    """the blocks under MatMulNBits, and the logits of all rows"""
+    """the blocks under MatMulNBits, norms as one op, and the logits of all rows"""
     COREML = "coreml"
     """float32, and the logits of all rows"""
 

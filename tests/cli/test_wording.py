@@ -69,3 +69,9 @@ def test_one_block_is_one_block(invoke, own_home) -> None:
     assert invoke("cache", "clear", "--yes").stdout == "0 blocks are deleted, 0.0 MB are free again\n"
     assert console.counted(1, "block is deleted", "blocks are deleted") == "1 block is deleted"
     assert console.counted(2, "block", "blocks") == "2 blocks"
+
+
+def test_no_sentence_of_the_list_of_verbs_is_cut(invoke) -> None:
+    verbs = invoke("--help").stdout.partition("Commands:")[2].splitlines()[1:]
+    assert len(verbs) > 8
+    assert all(line.endswith(".") and not line.endswith("...") for line in verbs)

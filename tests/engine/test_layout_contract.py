@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,7 @@ from edge_llm.model.plugins import PLUGINS
 from edge_llm.model.stock_session import StockSession
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
+from tests.model.static_rig import emulated_hexagon
 
 CONFIG = EngineConfig(context=512, slots=6, max_chunk=64, mixed_chunk=16)
 LAYOUTS = {
@@ -29,6 +31,7 @@ LAYOUTS = {
     "ring, f32": CONFIG.with_options(kv_type="f32"),
     "static": CONFIG.with_options(layout="static"),
     "openvino": CONFIG.with_options(provider="openvino"),
+    "emulated NPU": CONFIG.with_options(provider="qnn"),
 }
 PROMPTS = ["Paris is the capital of France. " * (1 + i) for i in range(4)]
 GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
@@ -46,10 +49,17 @@ WEATHER = Tool("weather", "The sky.", '{"type": "object", "properties": {"sky": 
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def config(request: pytest.FixtureRequest) -> EngineConfig:
-    if request.param == "openvino" and find_spec(PLUGINS["openvino"].package) is None:
-        pytest.skip("onnxruntime-ep-openvino (extra npu) is not installed")
-    return LAYOUTS[request.param]
+def config(request: pytest.FixtureRequest) -> Iterator[EngineConfig]:
+    config = LAYOUTS[request.param]
+    plugin = PLUGINS.get(config.provider)
+    if plugin is not None and find_spec(plugin.package) is None:
+        pytest.skip(f"{plugin.distribution} is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        if config.provider == "qnn":
+            if not os.environ.get("EDGE_LLM_TEST_NPU"):
+                pytest.skip("an emulated NPU takes many minutes: EDGE_LLM_TEST_NPU=1")
+            patch.setitem(PLUGINS, "qnn", emulated_hexagon())
+        yield config
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ What it shares with the ring: test_layout_contract.py."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from edge_llm.model.plugins import PLUGINS, forget_compiled
 from edge_llm.model.static_folder import StaticForm
 from edge_llm.model.static_session import self_test
 from edge_llm.sampling.params import SamplingParams
+from tests.model.static_rig import emulated_hexagon
 
 needs_openvino = pytest.mark.skipif(
     find_spec(PLUGINS["openvino"].package) is None, reason="onnxruntime-ep-openvino (extra npu) is not installed"
@@ -194,8 +194,7 @@ def test_openvino_answers(tiny_folder: Path) -> None:
 @pytest.mark.skipif(find_spec(PLUGINS["qnn"].package) is None, reason="onnxruntime-qnn is not installed")
 def test_an_emulated_npu_answers(tiny_folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its logits are float16's, so the tokens are those of the CPU where these are sure."""
-    options = {**PLUGINS["qnn"].options, "htp_arch": "75", "soc_model": "57"}
-    monkeypatch.setitem(PLUGINS, "qnn", dataclasses.replace(PLUGINS["qnn"], kind="CPU", options=options))
+    monkeypatch.setitem(PLUGINS, "qnn", emulated_hexagon())
     greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     config = CONFIG.with_options(layout="auto", provider="qnn", context=64)
     with Engine.open(tiny_folder, config) as emulated:

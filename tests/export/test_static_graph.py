@@ -27,7 +27,8 @@ STANDARD |= {"Sigmoid", "Softmax", "Split", "Sqrt", "Transpose"}
 OF_FORMS = {
     StaticForm.BLOCKS: STANDARD,
     StaticForm.F32: STANDARD - {"DequantizeLinear", "ReduceSum"},
-    StaticForm.QNN: STANDARD - {"DequantizeLinear", "Gather"} | {"MatMulNBits"},
+    StaticForm.QNN: STANDARD - {"DequantizeLinear", "Gather", "Div", "ReduceMean", "Sqrt"}
+    | {"MatMulNBits", "RMSNormalization"},
     StaticForm.COREML: STANDARD - {"DequantizeLinear", "ReduceSum", "Gather"},
 }
 

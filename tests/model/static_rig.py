@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -14,12 +15,19 @@ from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.engine.assembly import cache_geometry
 from edge_llm.kernels.layout import TILE, KvType
 from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.plugins import PLUGINS, Plugin
 from edge_llm.model.providers import CpuGraph, PluginGraph
 from edge_llm.model.static_folder import STATIC_GRAPH
 from edge_llm.model.static_session import StaticSession, held_sizes
 
 Provide = Callable[[Mapping[str, int]], CpuGraph | PluginGraph]
 """opens a graph for a cache of these sizes"""
+
+
+def emulated_hexagon() -> Plugin:
+    """Qualcomm's own emulation of an NPU, a Hexagon V75, in place of one: it is in the x86-64 package."""
+    options = {**PLUGINS["qnn"].options, "htp_arch": "75", "soc_model": "57"}
+    return dataclasses.replace(PLUGINS["qnn"], kind="CPU", device="emulated Hexagon V75", options=options)
 
 
 @contextmanager

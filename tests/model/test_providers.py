@@ -22,7 +22,7 @@ from edge_llm.export.static_export import export_static
 from edge_llm.model import plugins, providers
 from edge_llm.model.plugins import PLUGINS, Plugin, needs_fixed_sizes
 from edge_llm.model.providers import CpuGraph, PluginGraph, open_graph, provider_state
-from edge_llm.model.static_folder import STATIC_GRAPH, StaticForm
+from edge_llm.model.static_folder import STATIC_GRAPH, EmbeddingTable, StaticForm
 from edge_llm.model.static_session import StaticSession, self_test
 from tests.model import static_rig
 from tests.model.mixed import CONTEXT, MAX_CHUNK, append, texts, write_mixed
@@ -207,10 +207,7 @@ def test_other_hardware_of_a_plugin_does_not_stand_in(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def hexagon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qualcomm's own emulation of an NPU, a Hexagon V75, in place of one: it is in the x86-64 package."""
-    emulated = {**PLUGINS["qnn"].options, "htp_arch": "75", "soc_model": "57"}
-    plugin = dataclasses.replace(PLUGINS["qnn"], kind="CPU", device="emulated Hexagon V75", options=emulated)
-    monkeypatch.setitem(PLUGINS, "qnn", plugin)
+    monkeypatch.setitem(PLUGINS, "qnn", static_rig.emulated_hexagon())
 
 
 @needs_qnn
@@ -231,6 +228,27 @@ def test_an_emulated_hexagon_comes_to_the_same_logits(folder: Path, tmp_path: Pa
     assert np.array_equal(*found)
     assert np.abs(found[0] - expected).max() < 0.02 * np.abs(expected).max()
     assert (found[0].argmax(axis=1) == expected.argmax(axis=1)).all()
+
+
+@needs_qnn
+def test_activations_whose_squares_float16_cannot_hold(
+    folder: Path, tmp_path: Path, hexagon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SmolLM2 has in its residual."""
+    export_static(folder, tmp_path, StaticForm.QNN)
+    rows = EmbeddingTable.rows
+
+    def large(table: EmbeddingTable, token_ids: np.ndarray) -> np.ndarray:
+        embedded = 50 * rows(table, token_ids)
+        embedded[:, 7] = 25_000
+        return embedded
+
+    monkeypatch.setattr(EmbeddingTable, "rows", large)
+    with static_rig.opened(folder, tmp_path, context=CONTEXT, max_chunk=MAX_CHUNK, optimised=False) as (session, cache):
+        expected = _chunk_and_token(session, cache, IDS[:9])
+    with opened_on("qnn", folder, tmp_path) as (session, cache):
+        found = _chunk_and_token(session, cache, IDS[:9])
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @needs_qnn
