@@ -246,7 +246,10 @@ _VALUES = st.recursive(
 
 @settings(max_examples=300)
 @given(
-    st.dictionaries(st.sampled_from(["choices", "usage", "timings", "seed", "error", "forgotten_tokens"]), _VALUES),
+    st.dictionaries(
+        st.sampled_from(["choices", "usage", "timings", "seed", "error", "forgotten_tokens", "forgotten_messages"]),
+        _VALUES,
+    ),
     _VALUES,
     _VALUES,
 )
@@ -306,6 +309,25 @@ def test_a_server_of_ours_goes_on_from_a_chosen_token(at: int) -> None:
         assert forked[-1].usage.completion_tokens > 0
         with pytest.raises(InputError, match="with tools"):
             await backend.answer(replace(ask, prefix=begun, tools=(Tool("time", "", "{}"),)))
+        await backend.close()
+
+    with running() as server:
+        asyncio.run(body(server.url))
+
+
+def test_a_server_of_ours_tells_which_turns_fell_out() -> None:
+    async def body(url: str) -> None:
+        backend = HttpBackend(url)
+        await backend.load(quiet)
+        messages = tuple(
+            message for number in range(8) for message in (Message.user(f"{number} " * 30), Message.assistant("well"))
+        )
+        ask = Ask((*messages, Message.user("Hi")), SamplingParams(temperature=0.0, max_tokens=4))
+        events = [event async for event in await backend.answer(ask)]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].forgotten_tokens > 0
+        assert len(events[-1].forgotten) > 2
+        assert list(events[-1].forgotten) == sorted(events[-1].forgotten)
         await backend.close()
 
     with running() as server:
