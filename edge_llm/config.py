@@ -38,12 +38,13 @@ CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv_type": ("int8", "f32"),
     "context_policy": CONTEXT_POLICIES,
-    "speculation": ("off", "lookup"),
     "prefix_cache": ("off", "memory", "disk"),
     "provider": ("auto", "cpu", "openvino", "qnn"),
     "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
+DRAFT_PREFIX = "draft:"
+MOST_DEFAULT_CONTEXT = 8192
 _OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes", "watts"})
 
 
@@ -66,7 +67,7 @@ class EngineConfig:
     """most prompt rows of a step in which others are being answered; how many it takes, the times of earlier steps decide, so
     that their next token is not late"""
     mixed_pause_ms: int = 300
-    """most milliseconds that answers stand still, at one in 36 tokens at most, so that a long prompt is not late; 0: never"""
+    """milliseconds, about, that answers stand still at most, once in 36 tokens, so that a long prompt is not late; 0: never"""
     max_queued_requests: int | None = None
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
@@ -86,7 +87,8 @@ class EngineConfig:
     """keep nothing of conversations on disk, whatever else is set"""
 
     speculation: str = "lookup"
-    """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
+    """whether drafts are tried: `lookup` takes them from the text itself, `draft:MODEL` also from a smaller model with the same
+    tokenizer; answers stay the same, token for token"""
 
     provider: str = "auto"
     """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too; `qnn`,
@@ -115,6 +117,11 @@ class EngineConfig:
     def queue_limit(self) -> int:
         """Requests that may wait."""
         return 2 * self.slots + 8 if self.max_queued_requests is None else self.max_queued_requests
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that drafts are taken from, as the user calls it."""
+        return self.speculation.removeprefix(DRAFT_PREFIX) if self.speculation.startswith(DRAFT_PREFIX) else None
 
     @property
     def stores_prefixes(self) -> bool:
@@ -159,7 +166,7 @@ def default_context(trained: int, row_bytes: int, root: Path = machine.ROOT) -> 
 
     However little memory is free, 256 tokens are tried.
     """
-    context = min(trained, 8192)
+    context = min(trained, MOST_DEFAULT_CONTEXT)
     memory = machine.available_memory(root)
     if memory is not None:
         context = min(context, max(256, memory // 4 // row_bytes))
@@ -182,12 +189,16 @@ def _check(name: str, label: str, value: object) -> None:
     elif name in _FLAGS:
         if not isinstance(value, bool):
             raise ParameterError(f"{label} must be true or false, not {value!r}")
+    elif name == "speculation":
+        drafts = isinstance(value, str) and value.startswith(DRAFT_PREFIX) and value != DRAFT_PREFIX
+        if not drafts and value not in ("off", "lookup"):
+            raise ParameterError(f"{label} must be off, lookup or {DRAFT_PREFIX}MODEL, not {value!r}")
     else:
         raise ParameterError(f"unknown setting {label}", hint=_suggestion(name))
 
 
 def _suggestion(name: str) -> str:
-    known = [*_RANGES, *_CHOICES, *_FLAGS]
+    known = [*_RANGES, *_CHOICES, *_FLAGS, "speculation"]
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"the settings are: {', '.join(known)}"
 

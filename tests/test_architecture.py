@@ -29,8 +29,9 @@ ALLOWED = {
     "engine": BASE | {"kernels", "text", "cache", "sampling", "model"},
     "install": BASE | {"kernels", "text", "cache", "sampling", "model", "export", "engine"},
 }
-# Inside functions: the facade resolves a model's name, and the static form of a model is written when first wanted.
-EXCEPTIONS = {("engine/engine.py", "install"), ("engine/static.py", "export")}
+# Inside functions: the facade resolves a model's name, and the assembly a draft model's; the static form of a model is
+# written when first wanted.
+EXCEPTIONS = {("engine/engine.py", "install"), ("engine/assembly.py", "install"), ("engine/static.py", "export")}
 
 HOMES = {
     "numba": {"kernels"},

@@ -33,6 +33,12 @@ def test_later_sources_win(home: Path) -> None:
     assert (config.context, config.slots, config.threads, config.kv_type) == (1000, 3, 5, None)
 
 
+def test_a_draft_model_is_named_with_the_way_to_speculate() -> None:
+    assert load_config(env={"EDGE_LLM_SPECULATION": "draft:small"}).draft_model == "small"
+    assert EngineConfig(speculation="draft:draft:C:\\x").draft_model == "draft:C:\\x"
+    assert EngineConfig().draft_model is EngineConfig(speculation="off").draft_model is None
+
+
 @pytest.mark.parametrize(
     ("text", "env", "arguments", "words"),
     [
@@ -52,6 +58,9 @@ def test_later_sources_win(home: Path) -> None:
         ("", {"EDGE_LLM_KV_TYPE": "int4"}, {}, ["EDGE_LLM_KV_TYPE", "int8", "f32", "'int4'"]),
         ("", {"EDGE_LLM_CONTEXTS": "1"}, {}, ["EDGE_LLM_CONTEXTS", "did you mean context?"]),
         ("", {}, {"context": 0}, ["context (argument)", "0"]),
+        ("", {"EDGE_LLM_SPECULATION": "draft:"}, {}, ["EDGE_LLM_SPECULATION", "off, lookup or draft:MODEL"]),
+        ("[engine]\nspeculation = true", {}, {}, ["speculation in", "config.toml", "draft:MODEL"]),
+        ("[engine]\nspeculate = 'off'", {}, {}, ["did you mean speculation?"]),
         ("", {}, {"colour": "red"}, ["colour (argument)", "the settings are"]),
     ],
 )

@@ -14,8 +14,10 @@ from typing import Any
 
 from edge_llm_chat.app import ChatApp, Start
 from edge_llm_chat.conversation import Conversation
+from edge_llm_chat.screens.conversation import ConversationScreen
 from edge_llm_chat.store import Store
 from textual.pilot import Pilot
+from textual.widgets import TextArea
 
 from edge_llm.messages import Message, PromptProgress, ReasoningDelta, Role, TextDelta, TokenInfo
 from tests.chat.fakes import FakeBackend, finished, token
@@ -83,10 +85,10 @@ async def settings(pilot: Pilot[None]) -> None:
 
 async def say(pilot: Pilot[None], text: str) -> None:
     await pilot.press(*text, "enter")
-    for _ in range(100):
+    screen = pilot.app.screen
+    assert isinstance(screen, ConversationScreen)
+    while screen.busy or len(screen.conversation.turns) < 2:
         await pilot.pause(0.02)
-        if getattr(pilot.app.screen, "answer", None) is None:
-            return
 
 
 THOUGHTS = "Compare the whole parts first: both are 9. Then the tenths: 1 against 9. So 9.9 is larger."
@@ -125,6 +127,7 @@ async def picture(name: str, folder: Path) -> None:
     app = ChatApp(FakeBackend(script, name="smollm2-135m-instruct"), example_store(), Start())
     async with app.run_test(size=size) as pilot:
         await pilot.pause(0.1)
+        app.screen.query_one(TextArea).cursor_blink = False
         await act(pilot)
         await pilot.pause(0.2)
         app.save_screenshot(f"{name}.svg", path=str(folder))

@@ -37,6 +37,8 @@ class ModelChoice:
 
     name: str
     detail: str = ""
+    weights: int = 0
+    """bytes that a token's computation reads; 0: unknown"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from edge_llm.errors import EdgeLLMError, EngineStoppedError, InputError, RuntimeFailure
-from edge_llm.messages import (
-    Event,
-    Message,
-    Role,
-    Tool,
-)
-from edge_llm.sampling.params import SamplingParams
+from edge_llm.errors import EngineStoppedError, InputError, RuntimeFailure
+from edge_llm.messages import Message
 from edge_llm_chat.backend import Answering, Ask, ModelChoice, ModelInfo, Progress
 from edge_llm_chat.conversation import whole
-from edge_llm_chat.http_events import ChunkReader, json_object, server_events
+from edge_llm_chat.http_answering import HttpAnswering, checked, unreachable
+from edge_llm_chat.http_bodies import message_body, parameters_body, tool_body
 
 if TYPE_CHECKING:
     import httpx
 
 _CONNECT_S, _READ_S, _FIGURE_S = 5.0, 600.0, 1.0
-_PARAMETERS = (
-    *(
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    ),
-    "seed",
-)
 
 
 class HttpBackend:
@@ -69,7 +48,7 @@ class HttpBackend:
         self._base, self._model, self._key, self._socket = base, model, key, socket
         self._slides, self._ours = slides, False
         self._client: httpx.AsyncClient | None = None
-        self._answers: WeakSet[_HttpAnswering] = WeakSet()
+        self._answers: WeakSet[HttpAnswering] = WeakSet()
 
     async def load(self, progress: Progress) -> ModelInfo:
         """Ask the server for its models, and wait while it loads one."""
@@ -83,7 +62,7 @@ class HttpBackend:
         self._client = httpx.AsyncClient(
             base_url=self._base, headers=headers, transport=transport, timeout=timeout, trust_env=False
         )
-        document = await self._get("/v1/models")
+        document = await self._send("GET", "/v1/models")
         listed = [
             item for item in document.get("data", ()) if isinstance(item, dict) and isinstance(item.get("id"), str)
         ]
@@ -99,28 +78,48 @@ class HttpBackend:
             (chosen[key] for key in ("max_model_len", "context_length") if isinstance(chosen.get(key), int)), None
         )
         self._ours = any(item.get("owned_by") == "edge_llm" for item in listed)
-        return ModelInfo(self._model, context, inspects=self._ours)  # others may not know logprobs
+        # others may not know logprobs, and do not tell the ids of tokens
+        return ModelInfo(self._model, context, inspects=self._ours, forks=self._ours)
 
     async def answer(self, ask: Ask) -> Answering:
-        if ask.prefix:
-            raise InputError("this server cannot go on from a chosen token")
         if self._client is None or self._model is None:
             raise EngineStoppedError("the server is not connected")
+        params = parameters_body(ask.params)
+        asked: dict[str, Any]
+        if ask.prefix:
+            path, asked = "/v1/completions", {"prompt": await self._beginning(ask)}
+            if params.pop("logprobs", False):
+                params["logprobs"] = params.pop("top_logprobs", 0)
+        else:
+            path, asked = "/v1/chat/completions", {"messages": [message_body(message) for message in ask.messages]}
+            if ask.tools:
+                asked |= {"tools": [tool_body(tool) for tool in ask.tools], "tool_choice": ask.tool_choice}
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": [_message(message) for message in ask.messages],
+            **asked,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **_parameters(ask.params),
+            **params,
             **({"truncation": "auto"} if self._ours and self._slides else {}),
-            **({"tools": [_tool(tool) for tool in ask.tools], "tool_choice": ask.tool_choice} if ask.tools else {}),
         }
-        answering = _HttpAnswering(self._client, body, self._ask_for_kv_bytes)
+        answering = HttpAnswering(self._client, path, body, self._ask_for_kv_bytes)
         self._answers.add(answering)
         return answering
 
+    async def _beginning(self, ask: Ask) -> list[int]:
+        """The tokens of the conversation, and of the answer as far as it is given."""
+        if not self._ours:
+            raise InputError("this server cannot go on from a chosen token")
+        if ask.tools:
+            raise InputError("a server cannot go on from a chosen token with tools", hint="/tools off, then again")
+        body = {"model": self._model, "messages": [message_body(message) for message in ask.messages]}
+        ids = (await self._send("POST", "/tokenize", body)).get("tokens")
+        if not isinstance(ids, list):
+            raise RuntimeFailure("the server does not tell the tokens of a conversation")
+        return [*ids, *(token.token_id for token in ask.prefix)]
+
     async def models(self) -> list[ModelChoice]:
-        listed = (await self._get("/v1/models")).get("data")
+        listed = (await self._send("GET", "/v1/models")).get("data")
         names = [item.get("id") for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         return [ModelChoice(whole(name)) for name in names if isinstance(name, str)]
 
@@ -128,7 +127,7 @@ class HttpBackend:
         """By our server's and vLLM's /tokenize; None where there is none."""
         if self._client is None:
             return None
-        body = {"model": self._model, "messages": [_message(message) for message in messages]}
+        body = {"model": self._model, "messages": [message_body(message) for message in messages]}
         try:
             count = (await self._read(await self._client.post("/tokenize", json=body))).get("count")
         except Exception:
@@ -158,125 +157,15 @@ class HttpBackend:
         if client is not None:
             await client.aclose()
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         import httpx
 
         if self._client is None:
             raise EngineStoppedError("the connection was closed")
         try:
-            return await self._read(await self._client.get(path))
+            return await self._read(await self._client.request(method, path, json=body))
         except httpx.HTTPError as error:
-            raise _unreachable(self.wanted, error) from None
+            raise unreachable(self.wanted, error) from None
 
     async def _read(self, response: httpx.Response) -> dict[str, Any]:
-        return _checked(response.status_code, response.content, response.headers)
-
-
-class _HttpAnswering:
-    """One streamed chat completion, as events."""
-
-    def __init__(
-        self, client: httpx.AsyncClient, body: dict[str, Any], afterwards: Callable[[], Awaitable[None]]
-    ) -> None:
-        """`afterwards` is awaited between the last word and the end."""
-        self._client, self._body, self._afterwards = client, body, afterwards
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._events()
-
-    async def _events(self) -> AsyncIterator[Event]:
-        queue: asyncio.Queue[Event | EdgeLLMError | None] = asyncio.Queue()
-        told = ChunkReader(self._body.get("seed"))
-        # the stream is read by a task of its own, so that a cancel interrupts any wait for the server
-        self._task = asyncio.get_running_loop().create_task(self._pump(queue, told))
-        if self._cancelled:
-            self._task.cancel()
-        try:
-            while (item := await queue.get()) is not None:
-                if isinstance(item, EdgeLLMError):
-                    raise item
-                yield item
-            yield told.finished(cancelled=self._cancelled)
-        finally:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _pump(self, queue: asyncio.Queue[Event | EdgeLLMError | None], told: ChunkReader) -> None:
-        import httpx
-
-        try:
-            async with self._client.stream("POST", "/v1/chat/completions", json=self._body) as response:
-                if response.status_code != 200:
-                    _checked(response.status_code, await response.aread(), response.headers)
-                async for data in server_events(response):
-                    for event in told.take(data):
-                        queue.put_nowait(event)
-            await self._afterwards()
-        except httpx.HTTPError as error:
-            if not self._cancelled:
-                queue.put_nowait(_unreachable("the server", error))
-        except EdgeLLMError as error:
-            queue.put_nowait(error)
-        finally:
-            queue.put_nowait(None)
-
-
-def _checked(status: int, content: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON object of a response. Raises what its status means."""
-    if status == 200:
-        return json_object(content.decode("utf-8", "replace"))
-    try:
-        fault = json.loads(content)["error"]["message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        fault = f"the server answered with status {status}"
-    text = whole(str(fault))[:500]
-    if status == 401:
-        raise InputError(text, hint="give the server's key in OPENAI_API_KEY")
-    if status in (429, 503):
-        wait = headers.get("retry-after")
-        raise RuntimeFailure(text, hint=f"try again in {wait} s" if wait else "try again later")
-    raise (InputError if 400 <= status < 500 else RuntimeFailure)(text)
-
-
-def _unreachable(name: str, error: Exception) -> RuntimeFailure:
-    return RuntimeFailure(
-        f"{name} cannot be reached: {str(error) or type(error).__name__}", hint="is the server running?"
-    )
-
-
-def _message(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's API has it."""
-    shown: dict[str, Any] = {"role": str(message.role), "content": message.content}
-    if message.tool_calls:
-        shown["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.role is Role.TOOL:
-        shown["tool_call_id"] = message.tool_call_id or ""
-    return shown
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    parameters = json.loads(tool.parameters)
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
-    }
-
-
-def _parameters(params: SamplingParams) -> dict[str, Any]:
-    """What was set; servers do not like to be told of what was not."""
-    neutral = SamplingParams()
-    values = {name: getattr(params, name) for name in _PARAMETERS if getattr(params, name) != getattr(neutral, name)}
-    if params.logprobs:
-        values |= {"logprobs": True, "top_logprobs": params.top_logprobs}
-    return values
+        return checked(response.status_code, response.content, response.headers)

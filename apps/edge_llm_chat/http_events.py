@@ -1,4 +1,4 @@
-"""From the chunks of a streamed chat completion to events. What a server sends is hostile input: every field is looked at."""
+"""From the chunks of a streamed completion to events. What a server sends is hostile input: every field is looked at."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class ChunkReader:
         self._timings: Mapping[str, Any] = {}
         self._calls: dict[int, list[str]] = {}
         self._forgotten = 0
+        self._gone: tuple[int, ...] = ()
 
     def take(self, data: Mapping[str, Any]) -> list[Event]:
         """The events of a chunk. Raises `GenerationError` for one that tells of an error."""
@@ -52,13 +53,16 @@ class ChunkReader:
         self._timings = data["timings"] if isinstance(data.get("timings"), dict) else self._timings
         self._seed = data["seed"] if isinstance(data.get("seed"), int) else self._seed
         self._forgotten = data["forgotten_tokens"] if isinstance(data.get("forgotten_tokens"), int) else self._forgotten
+        if isinstance(gone := data.get("forgotten_messages"), list):
+            self._gone = tuple(index for index in gone if isinstance(index, int))
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return []
         choice = choices[0]
         with contextlib.suppress(ValueError):
             self._reason = FinishReason(str(choice.get("finish_reason")))
-        events = self._deltas(choice.get("delta"), choice.get("logprobs"))
+        delta = {"content": choice["text"]} if "text" in choice else choice.get("delta")  # of a completion, of a chat
+        events = self._deltas(delta, choice.get("logprobs"))
         if events:
             self._last = time.monotonic()
             self._first = self._first or self._last
@@ -107,6 +111,7 @@ class ChunkReader:
             Usage(_integer(self._usage.get("prompt_tokens"), 0), completed, cached),
             Timings(0.0, ttft, self._last - self._started, decode_tokens_per_s=rate, tpot_s=1 / rate if rate else None),
             self._seed,
+            forgotten=self._gone,
             forgotten_tokens=self._forgotten,
             tool_calls=tuple(ToolCall(*parts) for _, parts in sorted(self._calls.items())) if not cancelled else (),
         )

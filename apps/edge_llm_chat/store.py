@@ -6,89 +6,29 @@ Used from one thread, the event loop's: each call takes a millisecond or so. Oth
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from edge_llm import paths
 from edge_llm.errors import StorageError
 from edge_llm.messages import Role
 from edge_llm_chat.conversation import Conversation, Turn
-from edge_llm_chat.migrations import MIGRATIONS
-from edge_llm_chat.search import clause, like
+from edge_llm_chat.database import Database
+from edge_llm_chat.summaries import Summary, find
 from edge_llm_chat.turn_json import read_details, write_details
 
 NAME = "chats.sqlite3"
-_BUSY_S = 2.0
-MOST_FOUND = 200
-"""conversations that a list shows at once"""
+_LATEST = 50
+"""answers that tell how fast models are here"""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A conversation as a list shows it."""
-
-    id: int
-    title: str
-    updated: float
-    turns: int
-    pinned: bool
-    tags: tuple[str, ...]
-    excerpt: str = ""
-    """text around what was searched for"""
-
-
-class Store:
+class Store(Database):
     """Raises `StorageError` for a file that cannot be opened, read or written."""
-
-    def __init__(self, path: Path | None) -> None:
-        """`path` None keeps everything in memory."""
-        self.path = path
-        with _storage(path):
-            if path is not None:
-                paths.private_dir(path.parent)
-                _create(path)
-            self._db = sqlite3.connect(path or ":memory:", timeout=_BUSY_S, isolation_level=None)
-            try:
-                self._prepare()
-            except BaseException:
-                self._db.close()
-                raise
 
     @classmethod
     def open(cls, *, private: bool = False) -> Store:
         """The user's own: in the data folder, or nowhere."""
         return cls(None if private else paths.data_dir() / "chats" / NAME)
-
-    def _prepare(self) -> None:
-        # what is deleted is overwritten, and no temporary table goes to disk
-        for pragma in ("secure_delete=ON", "temp_store=MEMORY", "foreign_keys=ON", "synchronous=NORMAL"):
-            self._db.execute(f"PRAGMA {pragma}")
-        if self.path is not None:
-            self._db.execute("PRAGMA journal_mode=WAL")
-        seen = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if seen > len(MIGRATIONS):
-            raise StorageError(
-                f"{self.path} was written by a newer edge_llm", hint="update edge_llm, or chat with --private"
-            )
-        if seen < len(MIGRATIONS):
-            self._migrate()
-
-    def _migrate(self) -> None:
-        """Do the steps that are missing, all or none; another process may have done them meanwhile."""
-        with self._transaction():
-            for number in range(self._db.execute("PRAGMA user_version").fetchone()[0], len(MIGRATIONS)):
-                for statement in _statements(MIGRATIONS[number]):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version={number + 1}")
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._db.close()
 
     # --- one conversation ---
 
@@ -163,7 +103,7 @@ class Store:
 
     def load(self, conversation: int) -> Conversation:
         """Raises `StorageError` if it is not there."""
-        with _storage(self.path):
+        with self._storage():
             row = self._db.execute(
                 "SELECT title, system, model, parameters, pinned FROM conversation WHERE id=?", (conversation,)
             ).fetchone()
@@ -200,78 +140,37 @@ class Store:
             self._db.execute("DELETE FROM conversation WHERE id=?", (conversation,))
         self._wipe()
 
-    def _wipe(self) -> None:
-        """The search index keeps deleted words until its parts are merged, and the log until it is written back."""
-        with _storage(self.path):
-            self._db.execute("INSERT INTO turn_text (turn_text) VALUES ('optimize')")
-            if self.path is not None:
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
     # --- lists ---
 
     def last(self) -> int | None:
         """The conversation that was changed last."""
-        with _storage(self.path):
+        with self._storage():
             row = self._db.execute("SELECT id FROM conversation ORDER BY updated DESC, id DESC LIMIT 1").fetchone()
         return None if row is None else int(row[0])
 
     def find(self, words: str = "") -> list[Summary]:
         """Conversations whose title, tags (#tag) or text hold all `words`, pinned and latest first."""
-        wanted = words.split()
-        if not wanted:
-            return self._summaries("", ())
-        clauses, values = [], []
-        for word in wanted:
-            condition, parameters = clause(word)
-            clauses.append(condition)
-            values += parameters
-        found = self._summaries("WHERE " + " AND ".join(clauses), tuple(values))
-        return [self._with_excerpt(summary, wanted) for summary in found]
+        with self._storage():
+            return find(self._db, words.split())
 
-    def _summaries(self, where: str, values: tuple[str, ...]) -> list[Summary]:
-        with _storage(self.path):
+    def speeds(self) -> dict[str, float]:
+        """Tokens a second of the models that gave the latest answers, by name, the latest first."""
+        with self._storage():
             rows = self._db.execute(
-                "SELECT id, title, updated, (SELECT count(*) FROM turn WHERE conversation=c.id), pinned,"
-                " (SELECT group_concat(name, char(10)) FROM tag WHERE conversation=c.id)"
-                f" FROM conversation c {where} ORDER BY pinned DESC, updated DESC, id DESC LIMIT {MOST_FOUND}",
-                values,
+                "SELECT json_extract(details, '$.facts.model'), json_extract(details, '$.facts.tokens_per_s') FROM turn"
+                f" WHERE role='assistant' ORDER BY created DESC LIMIT {_LATEST}"
             ).fetchall()
-        return [
-            Summary(
-                row[0],
-                row[1],
-                row[2],
-                row[3],
-                bool(row[4]),
-                tuple(sorted((row[5] or "").split("\n"))) if row[5] else (),
-            )
-            for row in rows
-        ]
-
-    def _with_excerpt(self, summary: Summary, words: list[str]) -> Summary:
-        texts = [word for word in words if not word.startswith("#")]
-        if not texts:
-            return summary
-        with _storage(self.path):
-            row = self._db.execute(
-                "SELECT content FROM turn WHERE conversation=? AND content LIKE ? ESCAPE '\\' ORDER BY id LIMIT 1",
-                (summary.id, like(texts[0])),
-            ).fetchone()
-        if row is None:
-            return summary
-        flat = " ".join(row[0].split())
-        at = max(flat.lower().find(texts[0].lower()), 0)
-        start = flat.rfind(" ", 0, max(at - 16, 0)) + 1  # at the beginning of a word
-        return Summary(
-            *(summary.id, summary.title, summary.updated, summary.turns, summary.pinned, summary.tags),
-            excerpt=("…" if start else "") + flat[start : at + 80],
-        )
+        speeds: dict[str, float] = {}
+        for model, speed in rows:
+            if model and speed:
+                speeds.setdefault(model, float(speed))
+        return speeds
 
     # --- what belongs to no conversation ---
 
     def setting(self, name: str) -> str | None:
         """What the program was told to remember."""
-        with _storage(self.path):
+        with self._storage():
             row = self._db.execute("SELECT value FROM setting WHERE name=?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
@@ -281,7 +180,7 @@ class Store:
 
     def prompts(self) -> dict[str, str]:
         """The library of system prompts, by name."""
-        with _storage(self.path):
+        with self._storage():
             return dict(self._db.execute("SELECT name, text FROM prompt ORDER BY name").fetchall())
 
     def save_prompt(self, name: str, text: str) -> None:
@@ -292,46 +191,7 @@ class Store:
         with self._transaction():
             self._db.execute("DELETE FROM prompt WHERE name=?", (name,))
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with _storage(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; `executescript` would end the transaction that they belong to."""
-    statement = ""
-    for piece in script.split(";"):
-        statement += piece + ";"
-        if sqlite3.complete_statement(statement):
-            if statement.strip(" \n;"):
-                yield statement
-            statement = ""
-
 
 def _numbers(text: str) -> dict[str, float | int]:
     values = json.loads(text)
     return {str(name): value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _create(path: Path) -> None:
-    """The file, readable by its owner only from the first moment; its log and index get the same rights."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600))
-    os.chmod(path, 0o600)
-
-
-@contextmanager
-def _storage(path: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"the conversations in {path or 'memory'} cannot be used: {error}",
-            hint="chat with --private, or move the file away",
-        ) from None

@@ -1,4 +1,4 @@
-"""token_infos: the `logprobs` of OpenAI's chat chunks as `TokenInfo`s."""
+"""token_infos: the `logprobs` of OpenAI's chunks as `TokenInfo`s."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_llm.messages import TokenInfo, TokenLogprob
 
 
 def token_infos(logprobs: object) -> tuple[TokenInfo, ...]:
-    """Empty for what is not of that shape. Ids are not told by this API: they are numbered by the tokens' bytes."""
+    """Empty for what is not of that shape. Servers of ours tell the tokens' ids; else they are numbered by their bytes."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
         return ()
@@ -36,4 +36,6 @@ def _token(entry: Any) -> TokenLogprob | None:
         data = bytes(listed) if isinstance(listed, list) else entry["token"].encode("utf-8", "replace")
     except (ValueError, TypeError):
         data = entry["token"].encode("utf-8", "replace")
-    return TokenLogprob(int.from_bytes(data, "big"), data, float(min(0.0, logprob)))
+    told = entry.get("id")
+    number = told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else int.from_bytes(data, "big")
+    return TokenLogprob(number, data, float(min(0.0, logprob)))

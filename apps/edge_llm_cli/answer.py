@@ -42,6 +42,13 @@ ProviderOption = Annotated[
     ),
 ]
 KvOption = Annotated[str | None, engine_option(metavar="int8|f32", help="How keys and values are kept.")]
+SpeculateOption = Annotated[
+    str | None,
+    engine_option(
+        metavar="lookup|off|draft:MODEL",
+        help="Try drafts that the text (lookup, default), or also a smaller MODEL, suggests; the answer is the same.",
+    ),
+]
 CacheOption = Annotated[
     str | None,
     kept_option(

@@ -48,6 +48,7 @@ def batch(
     threads: answer.ThreadsOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.SeldomCacheOption = None,
+    speculate: answer.SpeculateOption = None,
     private: answer.PrivateOption = False,
     on: Annotated[
         str | None,
@@ -83,6 +84,7 @@ def batch(
         context_policy,
         cache=cache,
         private=private,
+        speculation=speculate,
         slots=slots,
         usual_cache="memory",
     )

@@ -73,7 +73,13 @@ def bench(
 
     room = max(test.depth + test.tokens for test in tests)
     config = load_config(
-        threads=threads, kv_type=kv_dtype, context=room, slots=1, prefix_cache="off", provider=provider
+        threads=threads,
+        kv_type=kv_dtype,
+        context=room,
+        slots=1,
+        prefix_cache="off",
+        speculation="off",
+        provider=provider,
     )
     results = []
     with ProgressDisplay() as progress:

@@ -77,6 +77,7 @@ def chat(
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
+    speculate: answer.SpeculateOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
     """Talk with a model: on the full screen of a terminal, line by line, or in a browser."""
@@ -90,6 +91,7 @@ def chat(
         cache=cache,
         private=private,
         usual_policy="slide",
+        speculation=speculate,
         provider=provider,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
@@ -105,7 +107,8 @@ def chat(
 
         text = None if system is None else answer.argument_text(system)
         tools = tuple(map(answer.argument_text, tool or ()))
-        shared = all(given is None for given in (context, context_policy, threads, provider, kv_dtype, cache))
+        settings = (context, context_policy, threads, provider, kv_dtype, cache, speculate)
+        shared = all(given is None for given in settings)
         wish = Wish(last, resume, text, parameters, tools, server, shared)
         if web:
             _launch_web(model, answer.engine_config(options), wish, given_listen)

@@ -95,15 +95,15 @@ def program(
 
 
 app.command(cls=Sections)(run_verb.run)
-app.command(cls=Sections)(chat.chat)
-app.command(cls=Sections)(serve.serve)
+app.command(cls=Sections, short_help="Talk with a model in the terminal or a browser.")(chat.chat)
+app.command(cls=Sections, short_help="Answer over HTTP, as OpenAI's and Ollama's servers do.")(serve.serve)
 app.command(cls=Sections)(batch.batch)
-app.command()(models.pull)
+app.command(short_help="Download a model of the catalog and import it.")(models.pull)
 app.command("import")(models.import_)
 app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")
-app.command("eval")(evaluate.evaluate)
-app.command()(bench.bench)
+app.command("eval", short_help="Measure how well a model knows a text.")(evaluate.evaluate)
+app.command(short_help="Measure speed, in llama-bench's terms.")(bench.bench)
 app.command()(doctor.doctor)
 
 

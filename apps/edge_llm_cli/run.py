@@ -116,13 +116,7 @@ def run(
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.CacheOption = None,
-    speculate: Annotated[
-        str | None,
-        answer.engine_option(
-            metavar="lookup|off",
-            help="Try drafts that the text suggests: lookup (default) or off; the answer is the same.",
-        ),
-    ] = None,
+    speculate: answer.SpeculateOption = None,
     private: answer.PrivateOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts and speeds on stderr.")] = False,

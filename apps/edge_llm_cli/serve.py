@@ -83,6 +83,7 @@ def serve(
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.SeldomCacheOption = None,
+    speculate: answer.SpeculateOption = None,
     private: Annotated[
         bool, answer.kept_option("--private", help="Keep nothing on disk; files and batches are refused.")
     ] = False,
@@ -106,6 +107,7 @@ def serve(
         prefix_cache=options.prefix_cache,
         private=private or None,
         provider=provider,
+        speculation=speculate,
     )
     settings = ServerSettings(
         models=tuple(model or [answer.DEFAULT_MODEL]),
@@ -132,6 +134,8 @@ def serve(
                 if fallback in (None, name):
                     raise
                 folders[name] = error
+        if config.draft_model is not None:
+            resolve(config.draft_model, progress)  # fetched now, where it is seen
         launch(settings, folders, config, note=console.note, progress=progress)
 
 

@@ -118,17 +118,25 @@ def logprob(token: TokenLogprob) -> float:
 
 
 def chat_logprobs(tokens: Sequence[TokenInfo]) -> dict[str, Any]:
-    """The `logprobs` of a chat's choice. A token may be a part of a character: its bytes are exact, its text is not."""
+    """The `logprobs` of a chat's choice, with llama-server's `id`. A token may be a part of a character: its bytes are
+    exact, its text is not."""
+    return {"content": _entries(tokens), "refusal": None}
 
+
+def _entries(tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
     def entry(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token_text(token), "bytes": list(token.data), "logprob": logprob(token)}
+        return {
+            "id": token.token_id,
+            "token": token_text(token),
+            "bytes": list(token.data),
+            "logprob": logprob(token),
+        }
 
-    content = [{**entry(info.chosen), "top_logprobs": [entry(other) for other in info.alternatives]} for info in tokens]
-    return {"content": content, "refusal": None}
+    return [{**entry(info.chosen), "top_logprobs": [entry(other) for other in info.alternatives]} for info in tokens]
 
 
 def legacy_logprobs(tokens: Sequence[TokenInfo], offset: int = 0) -> dict[str, Any]:
-    """The `logprobs` of a completion's choice; `offset` is where its text begins, in characters."""
+    """The `logprobs` of a completion's choice; `offset` is where its text begins, in characters. `content` is as in a chat's."""
     texts = [token_text(info.chosen) for info in tokens]
     offsets = []
     for text in texts:
@@ -140,4 +148,5 @@ def legacy_logprobs(tokens: Sequence[TokenInfo], offset: int = 0) -> dict[str, A
         "token_logprobs": [logprob(info.chosen) for info in tokens],
         "top_logprobs": tops if any(tops) else None,
         "text_offset": offsets,
+        "content": _entries(tokens),
     }

@@ -126,4 +126,5 @@ def _tail(answers: Sequence[Answer]) -> dict[str, Any]:
     tail: dict[str, Any] = {"timings": timings(end), "seed": end.seed}
     if forgotten := max(answer.end.forgotten_tokens for answer in answers):
         tail["forgotten_tokens"] = forgotten
+        tail["forgotten_messages"] = list(end.forgotten)
     return tail

@@ -79,6 +79,11 @@ class PrefixCache:
         """Slots that nobody runs in, but that hold rows."""
         return sum(tenant.idle for tenant in self._tenants.values())
 
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of these rows."""
+        return sum(self._kv.slot_bytes(tenant.slot) for tenant in self._tenants.values() if tenant.idle)
+
     def acquire(self, ids: list[int], namespace: str | None) -> Placed | None:
         """A slot for a conversation that begins with `ids`, or None if all are running."""
         if not self._kv.free_slots and not self.idle_slots:

@@ -15,21 +15,25 @@ from edge_llm.cache.kv_cache import CacheGeometry, KVCache
 from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.snapshot import LayerRows
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
-from edge_llm.config import EngineConfig, default_context, default_threads
+from edge_llm.config import MOST_DEFAULT_CONTEXT, EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.draft_model import CHUNK, SLOTS, DraftModel
 from edge_llm.engine.energy import EnergyMeter, find_source
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
 from edge_llm.kernels.layout import CACHE_VERSION, KvType
+from edge_llm.kernels.warmup import KernelLibrary, load_kernels
 from edge_llm.kernels.warmup import fingerprint as kernel_fingerprint
-from edge_llm.kernels.warmup import load_kernels
-from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
+from edge_llm.model.manifest import GRAPH_NAME, TOKENIZER_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.session import Session
 from edge_llm.sampling.sampler import Kernels, Sampler
 
 _PARKED = 4
 """slots for conversations that do not run: parked ones, and ended ones until somebody goes on with them"""
+
+_MOST_DRAFT_COST = 0.75
+"""steps of the model: for more than this a draft gains nothing even if all are right"""
 
 COMPILING = "compiling kernels (once)"
 Progress = Callable[[str, int, int], None]
@@ -57,7 +61,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
         try:
             if missing is not None:
                 raise missing
-            return _ring_engine(folder, manifest, config, kernels, threads, notices)
+            return _ring_engine(folder, manifest, config, kernels, threads, notices, progress)
         except (KernelError, SessionError) as error:
             if config.layout == "ring":
                 raise
@@ -76,10 +80,17 @@ def _kernels(progress: Progress | None) -> tuple[Kernels, KernelError | None]:
 
 
 def _ring_engine(
-    folder: Path, manifest: ModelManifest, config: EngineConfig, kernels: Kernels, threads: int, notices: list[str]
+    folder: Path,
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    threads: int,
+    notices: list[str],
+    progress: Progress | None,
 ) -> EngineCore:
-    kv_type = KvType.INT8 if (config.kv_type or manifest.kv_type) == "int8" else KvType.F32
-    intake, cache = intake_and_cache(folder, manifest, config, kernels, kv_type)
+    kv_type = _kv_type(config.kv_type or manifest.kv_type)
+    draft_model = open_draft_model(manifest, config, kernels, threads, notices, progress)
+    intake, cache = intake_and_cache(folder, manifest, config, kernels, kv_type, draft_model)
     try:
         session = Session(
             folder,
@@ -88,6 +99,7 @@ def _ring_engine(
             cache_descriptor=cache.descriptor_address,
             max_rows=config.max_chunk,
             threads=threads,
+            takes_turns=draft_model is not None,
         )
     except BaseException:
         intake.close()
@@ -95,16 +107,15 @@ def _ring_engine(
         raise
     bits = [CACHE_VERSION, kernel_fingerprint()]
     store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits])
-    budget = kv_budget(config, cache)
     return EngineCore(
         session=session,
         cache=cache,
         intake=intake,
         config=config,
         store=store,
-        kv_budget=budget,
+        kv_budget=kv_budget(config, cache, draft_model),
         energy=energy_meter(config),
-        notice="; ".join(notices),
+        notice=told(notices),
     )
 
 
@@ -120,8 +131,9 @@ def _static_engine(
 ) -> EngineCore:
     from edge_llm.engine.static import open_static  # what it needs costs a start that does not need it
 
-    notice = "; ".join(notices)
-    return open_static(folder, manifest, config, kernels, threads, provider=provider, notice=notice, progress=progress)
+    return open_static(
+        folder, manifest, config, kernels, threads, provider=provider, notices=notices, progress=progress
+    )
 
 
 def intake_and_cache(
@@ -130,29 +142,112 @@ def intake_and_cache(
     config: EngineConfig,
     kernels: Kernels,
     kv_type: KvType,
+    draft_model: DraftModel | None,
     storage: Callable[..., LayerRows] = TiledRows,
 ) -> tuple[Intake, KVCache]:
-    """What engines of both layouts have in common. Raises `ParameterError` for a config that the model cannot follow."""
+    """What engines of both layouts have in common; the intake owns the `draft_model`, if they cannot be had it is closed.
+
+    Raises `ParameterError` for a config that the model cannot follow.
+    """
     geometry = cache_geometry(manifest)
-    window = ContextWindow(_context(config, manifest, geometry.row_bytes(kv_type)))
-    intake = Intake.open(
-        folder,
-        manifest,
-        sampler=Sampler(kernels, manifest.dimensions.vocab),
-        window=window,
-        policy=config.context_policy,
-        speculates=config.speculation != "off",
-    )
-    cache = KVCache(
-        geometry,
-        slots=config.slots + _PARKED,
-        context=window.context,
-        kv_type=kv_type,
-        max_chunk=config.max_chunk,
-        sinks=window.sinks,
-        storage=storage,
-    )
+    try:
+        window = ContextWindow(_context(config, manifest, geometry.row_bytes(kv_type)))
+        intake = Intake.open(
+            folder,
+            manifest,
+            sampler=Sampler(kernels, manifest.dimensions.vocab),
+            window=window,
+            policy=config.context_policy,
+            speculates=config.speculation != "off",
+            draft_model=draft_model,
+        )
+        cache = KVCache(
+            geometry,
+            slots=config.slots + _PARKED,
+            context=window.context,
+            kv_type=kv_type,
+            max_chunk=config.max_chunk,
+            sinks=window.sinks,
+            storage=storage,
+        )
+    except BaseException:
+        if draft_model is not None:
+            draft_model.close()
+        raise
     return intake, cache
+
+
+def open_draft_model(
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kernels: Kernels,
+    threads: int,
+    notices: list[str],
+    progress: Progress | None,
+) -> DraftModel | None:
+    """The model that the config wants drafts of, in the ring layout; None if it wants none, or they cannot be had here, which
+    goes to `notices`. Raises `ParameterError` for one with another tokenizer, and what `resolve` and `Session` raise."""
+    if config.draft_model is None:
+        return None
+    if not isinstance(kernels, KernelLibrary):
+        notices.append(f"there are no drafts of {config.draft_model}: the fast kernels do not run here")
+        return None
+    folder = draft_folder(config.draft_model, progress)
+    draft = ModelManifest.read(folder)
+    if draft.files[TOKENIZER_NAME].sha256 != manifest.files[TOKENIZER_NAME].sha256:
+        raise ParameterError(
+            f"{draft.name} cannot draft for {manifest.name}: they have different tokenizers",
+            hint="take a smaller model of the same family",
+        )
+    # where weights are not waited for, products are
+    cost = max(draft.weight_bytes / manifest.weight_bytes, draft.parameters / manifest.parameters)
+    if cost > _MOST_DRAFT_COST:
+        notices.append(f"the draft model {draft.name} is too large to make {manifest.name} faster, and hardly tried")
+    cache = KVCache(
+        cache_geometry(draft),
+        slots=SLOTS,
+        context=min(config.context or MOST_DEFAULT_CONTEXT, draft.dimensions.context),
+        kv_type=_kv_type(draft.kv_type),
+        max_chunk=CHUNK,
+    )
+    try:
+        session = Session(
+            folder,
+            draft,
+            kernels=kernels,
+            cache_descriptor=cache.descriptor_address,
+            max_rows=CHUNK,
+            threads=threads,
+            takes_turns=True,
+        )
+    except BaseException:
+        cache.close()
+        raise
+    vocab = min(draft.dimensions.vocab, manifest.dimensions.vocab)
+    return DraftModel(
+        session=session,
+        cache=cache,
+        sampler=Sampler(kernels, vocab),
+        vocab=vocab,
+        cost=cost,
+        keeps=config.prefix_cache != "off",
+    )
+
+
+def draft_folder(model: str, progress: Progress | None = None) -> Path:
+    """Folder of a draft model, by any name that `Engine.load` takes."""
+    from edge_llm.install.importer import resolve  # names are the affair of the layer above
+
+    return resolve(model, progress) if progress else resolve(model)
+
+
+def _kv_type(name: str) -> KvType:
+    return KvType.INT8 if name == "int8" else KvType.F32
+
+
+def told(notices: list[str]) -> str:
+    """What an engine has to say about itself."""
+    return "; ".join(dict.fromkeys(notices))  # what was tried twice has said it twice
 
 
 def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
@@ -199,9 +294,11 @@ def energy_meter(config: EngineConfig) -> EnergyMeter | None:
     return None if source is None else EnergyMeter(source)
 
 
-def kv_budget(config: EngineConfig, cache: KVCache) -> int | None:
-    """Bytes that an empty cache may come to hold: half of what is free, but at least one whole conversation's."""
+def kv_budget(config: EngineConfig, cache: KVCache, draft_model: DraftModel | None) -> int | None:
+    """Bytes that empty caches may come to hold: half of what is free, but at least one whole conversation's."""
     whole, budget = cache.bytes_of(cache.limit), config.kv_budget_bytes
+    if draft_model is not None:
+        whole += draft_model.bytes_of(cache.limit)
     free = machine.available_memory()
     if budget is None:
         return None if free is None else max(whole, free // 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -74,26 +75,36 @@ class EngineCore:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefixes for longer than the engine. The cache has at least the config's slots: more of them keep rows
-        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `energy` is
-        asked about each step. `layout`, `provider` and
-        `notice` are told as `info`."""
+        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step, those of the intake's draft
+        model among them. `energy` is asked about each step. `layout`, `provider` and `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
-        self._most_slots, self._kv_budget = config.slots, kv_budget
+        self._most_slots, self._kv_budget, self._draft_model = config.slots, kv_budget, intake.draft_model
         self._layout, self._provider, self._notice = layout, provider, notice
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
         self._recorder = Recorder(energy)
         self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
+        capacity = Capacity(config.slots, kv_budget, cache.bytes_of)
+        if self._draft_model is not None:
+            capacity = replace(capacity, draft_bytes_of=self._draft_model.bytes_of)
         self._scheduler = Scheduler(
-            capacity=Capacity(config.slots, kv_budget, cache.bytes_of),
+            capacity=capacity,
             max_rows=session.max_rows,
             pace=self._pace,
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
         )
         shares = config.prefix_cache != "off"
-        self._slots = Slots(cache, store, self._scheduler, self._recorder, shares_prefixes=shares, kv_budget=kv_budget)
+        self._slots = Slots(
+            cache,
+            store,
+            self._scheduler,
+            self._recorder,
+            shares_prefixes=shares,
+            kv_budget=kv_budget,
+            draft_model=self._draft_model,
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -138,6 +149,8 @@ class EngineCore:
         """How the engine is doing. Any thread."""
         running, waiting = self._scheduler.counts
         held, most = self.cache.used_bytes, self._kv_budget or self.cache.nbytes
+        if self._draft_model is not None:
+            held += self._draft_model.used_bytes
         return Statistics.of(
             self._recorder.metrics,
             num_requests_running=running,

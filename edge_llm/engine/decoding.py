@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from edge_llm.engine.draft_model import DraftModel
 from edge_llm.engine.request import Request
 from edge_llm.engine.stream import TextStream
 from edge_llm.engine.tooling import Tooling, forces_calls, offered
@@ -25,7 +26,7 @@ from edge_llm.sampling.decoders import (
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
-from edge_llm.sampling.speculation import SpeculativeDecoder
+from edge_llm.sampling.speculation import DraftSource, PromptLookup, SpeculativeDecoder
 from edge_llm.text.prompt import RenderedPrompt
 from edge_llm.text.tokenizer import Tokenizer
 
@@ -37,22 +38,43 @@ class Decoding:
     """Makes the decoders of one model's requests. May be used by several threads at once."""
 
     def __init__(
-        self, manifest: ModelManifest, tokenizer: Tokenizer, tooling: Tooling, sampler: Sampler, *, speculates: bool
+        self,
+        manifest: ModelManifest,
+        tokenizer: Tokenizer,
+        tooling: Tooling,
+        sampler: Sampler,
+        *,
+        speculates: bool,
+        draft_model: DraftModel | None,
     ) -> None:
+        """With `speculates` drafts are tried, those of a `draft_model` too."""
         self._manifest, self._tokenizer, self._tooling = manifest, tokenizer, tooling
-        self._sampler, self._speculates = sampler, speculates
+        self._sampler, self._speculates, self._draft_model = sampler, speculates, draft_model
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
     def decoder(
-        self, request: Request, params: SamplingParams, ids: list[int], prompt: RenderedPrompt | None
+        self,
+        request: Request,
+        params: SamplingParams,
+        ids: list[int],
+        prompt: RenderedPrompt | None,
+        namespace: str | None,
     ) -> Decoder:
-        """The decoder of a request whose prompt has the tokens `ids`. Raises `ParameterError` for an unusable grammar."""
+        """The decoder of a request whose prompt has the tokens `ids`, and who shares its rows within `namespace`.
+
+        Raises `ParameterError` for an unusable grammar.
+        """
         sampler = self._sampler.sequence(params, ids, self._tokenizer.token_bytes)
         matcher, trigger = self._matcher(request), self._tooling.trigger(request, prompt)
         if matcher is not None and trigger is None:
             return GrammarDecoder(sampler, matcher)
-        free: FreeDecoder = SpeculativeDecoder(sampler, ids) if self._speculates else SampledDecoder(sampler)
+        free: FreeDecoder = SampledDecoder(sampler)
+        if self._speculates:
+            sources: list[DraftSource] = [PromptLookup(ids)]
+            if self._draft_model is not None:
+                sources.append(self._draft_model.drafts(ids, namespace, sampler))
+            free = SpeculativeDecoder(sampler, sources)
         if matcher is None or trigger is None:
             return free
         if not trigger.in_grammar:  # what was asked for follows the reasoning: no end may come before

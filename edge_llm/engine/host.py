@@ -26,8 +26,8 @@ _BASE_BYTES = 64 << 20
 
 
 def usual_bytes(folder: Path, config: EngineConfig) -> int:
-    """Memory that an engine of this model comes to take: its weights, one conversation as long as its context, and what
-    any engine needs. Raises `ModelFormatError`."""
+    """Memory that an engine of this model comes to take: its weights, one conversation as long as its context, the same of
+    a draft model, and what any engine needs. Raises `ModelFormatError`, and what `draft_folder` raises."""
     manifest = ModelManifest.read(folder)
     size = manifest.dimensions
     plugin = config.provider not in ("auto", "cpu")
@@ -37,7 +37,15 @@ def usual_bytes(folder: Path, config: EngineConfig) -> int:
     row_bytes = 2 * len(manifest.layers) * size.kv_heads * width
     context = config.context or default_context(size.context, row_bytes)
     weights = manifest.weight_bytes * (_PLUGIN_COPIES if plugin else _STATIC_COPIES if static else 1)
-    return weights + context * row_bytes + _BASE_BYTES
+    drafts = 0
+    if config.draft_model is not None:
+        from edge_llm.engine.assembly import (
+            draft_folder,
+        )  # a host whose engines are processes does without the rest of it
+
+        alone = EngineConfig(context=config.context)
+        drafts = usual_bytes(draft_folder(config.draft_model), alone) - _BASE_BYTES
+    return weights + context * row_bytes + drafts + _BASE_BYTES
 
 
 class _State(Enum):

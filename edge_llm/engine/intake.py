@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from edge_llm import machine
 from edge_llm.engine.beams import Beams
 from edge_llm.engine.decoding import Decoding
+from edge_llm.engine.draft_model import DraftModel
 from edge_llm.engine.reader import MAX_CHOICE_TOKENS, ChoiceReader, EmbeddingReader, Reader
 from edge_llm.engine.request import Request
 from edge_llm.engine.sequence import Emit, Sequence
@@ -48,9 +49,10 @@ class Intake:
         window: ContextWindow,
         policy: str,
         speculates: bool = False,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`template` is None for a model that cannot chat; `policy` is that of requests without one of their own; with
-        `speculates` drafts are tried.
+        `speculates` drafts are tried, those of a `draft_model` too.
 
         Raises `ParameterError` for a policy that the window cannot follow, `ModelFormatError` for an unsound manifest.
         """
@@ -60,8 +62,11 @@ class Intake:
         self.template = template
         self._window = window
         self._policy = policy
+        self.draft_model = draft_model
         self.tooling = Tooling.of(manifest, tokenizer.added_tokens)
-        self._decoding = Decoding(manifest, tokenizer, self.tooling, sampler, speculates=speculates)
+        self._decoding = Decoding(
+            manifest, tokenizer, self.tooling, sampler, speculates=speculates, draft_model=draft_model
+        )
 
     @classmethod
     def open(
@@ -73,6 +78,7 @@ class Intake:
         window: ContextWindow,
         policy: str,
         speculates: bool = False,
+        draft_model: DraftModel | None = None,
     ) -> Self:
         """Read tokenizer and template of a model folder; the rest as for `Intake` itself.
 
@@ -85,7 +91,16 @@ class Intake:
         tokenizer = Tokenizer.from_file(folder / TOKENIZER_NAME)
         machine.return_freed_memory()  # to read it took three times what it keeps
         template = _read_template(folder, manifest, tokenizer) if manifest.has_chat_template else None
-        return cls(manifest, tokenizer, template, sampler=sampler, window=window, policy=policy, speculates=speculates)
+        return cls(
+            manifest,
+            tokenizer,
+            template,
+            sampler=sampler,
+            window=window,
+            policy=policy,
+            speculates=speculates,
+            draft_model=draft_model,
+        )
 
     def sequence(self, request: Request, emit: Emit, clock: Callable[[], float]) -> Sequence:
         """A sequence for `request`. Raises `ParameterError`, `TemplateError`, `ContextLengthError`."""
@@ -114,6 +129,8 @@ class Intake:
             readers = None if text is None else self.tooling.readers(request, text)
             return TextStream(self.tokenizer, params, end_ids=end_ids, max_tokens=max_tokens, readers=readers)
 
+        # rows that are not computed have no hidden states, and so far no others are worth a slot
+        namespace = request.namespace if request.cache and request.embedding is None else None
         beams = None
         if request.beams > 1:
             beams = Beams(
@@ -124,14 +141,13 @@ class Intake:
         return Sequence(
             ids,
             max_tokens=max_tokens,
-            decoder=self._decoding.decoder(request, params, ids, text) if beams is None else beams.decoder,
+            decoder=self._decoding.decoder(request, params, ids, text, namespace) if beams is None else beams.decoder,
             stream=new_stream(),
             emit=emit,
             submitted=submitted,
             window=self._window,
             places=places,
-            # rows that are not computed have no hidden states, and so far no others are worth a slot
-            namespace=request.namespace if request.cache and request.embedding is None else None,
+            namespace=namespace,
             structured=request.response_format is not None or forces_calls(request),
             priority=request.priority,
             timeout_s=request.timeout_s,
@@ -169,8 +185,10 @@ class Intake:
         return ChoiceReader(ids, list(labels.items()), self.manifest.tokens.eos)
 
     def close(self) -> None:
-        """End what was started beside the engine; idempotent."""
+        """End what was started beside the engine, and free the draft model; idempotent."""
         self._decoding.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
 
     def prompt(self, request: Request) -> tuple[list[int], tuple[range, ...]]:
         """The tokens that a request starts from; and where each message lies among them, if the request may slide.

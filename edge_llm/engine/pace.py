@@ -26,6 +26,8 @@ _PAUSE_STEPS = 110
 """what a pause may cost, in steps without prompt rows"""
 _ENOUGH_STEPS = 2 * _PAUSE_EVERY
 """a pause of so many reads a prompt at two thirds of its speed alone, so that ordinary steps need not help"""
+_FEW_STEPS = 8
+"""ordinary steps in which a short prompt may be read nevertheless, if it is there sooner than with the next pause"""
 _PAUSE_FROM = 3
 """steps without prompt rows that a step takes if it was a pause"""
 _DEAR = 1.7
@@ -66,6 +68,11 @@ class _Cost:
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=5)
         self.median: float | None = None
+
+    @property
+    def least(self) -> float:
+        """Of these: what else goes on only makes steps slower. 0 without any."""
+        return min(self._values, default=0.0)
 
     def add(self, seconds: float) -> None:
         self._values.append(seconds)
@@ -124,9 +131,10 @@ class Pace:
         """seconds of steps of the pause that goes on, in which nobody was answered"""
         self._most = 2 * _FIRST_ROWS
 
-    def portion(self, answered: int, depth: int, pending: int) -> Portion:
-        """What the next step may take of a prompt of which `depth` rows are there and `pending` are not, while `answered`
-        requests are answered. Nothing, at times; then it is asked again before the next step."""
+    def portion(self, answered: int, depth: int, pending: int, behind: int = 0) -> Portion:
+        """What the next step may take of a prompt of which `depth` rows are there and `pending` are not, and of others with
+        `behind` rows to read, while `answered` requests are answered. Nothing, at times; then it is asked again before the
+        next step."""
         if not answered:
             return Portion(self._chunks.alone)
         plain = self._plain.get(answered)
@@ -142,12 +150,12 @@ class Pace:
         if self._spent_s or self._since_pause >= _PAUSE_EVERY:
             alone = self._chunks.alone
             fits = _affordable(pause_s - self._spent_s - plain_s, pause_row_s, alone + 1)
-            return Portion(max(rows, min(fits, alone), 1), holds=fits > alone and pending > alone)
+            return Portion(max(rows, min(fits, alone), 1), holds=fits > alone and pending + behind > alone)
         if row_s is None or pause_row_s is None:
             return Portion(rows)
         waits_s = (_PAUSE_EVERY - self._since_pause) * plain_s + pending * pause_row_s
-        soon = rows > 0 and pending / rows * RATIO * plain_s < waits_s
-        enough = pause_s >= _ENOUGH_STEPS * plain_s and not soon
+        soon = pending <= _FEW_STEPS * rows and pending * RATIO * plain_s < waits_s * rows
+        enough = pause_s >= _ENOUGH_STEPS * plain.cost.least and not soon
         return Portion(0 if enough or row_s > _DEAR * pause_row_s else rows)
 
     def observe(self, answered: int, prompt_rows: int, depth: int, seconds: float, *, held: int = 0) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edge_llm.engine.pace import Pace, Portion
+from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import ParameterError, QueueFullError
 from edge_llm.model.step import Segment, Step
 
 _FIRST_GUESS_S = 1.0  # how long a request runs
+_TURNS = PRIORITIES.index("normal")
+"""the lowest priority that takes turns: batch requests among themselves would only take longer, all of them"""
 _STEP_BACK_S = 0.005
 """seconds by which each token that is still to be read makes a prompt count as later than it came"""
 
@@ -72,11 +75,12 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What those who run share: `slots`, and `kv_bytes` of keys and values (None: any), of which each takes `kv_bytes_of`
-    its longest answer."""
+    its longest answer, and one at a time `draft_bytes_of` it besides."""
 
     slots: int
     kv_bytes: int | None = None
     kv_bytes_of: Callable[[int], int] = lambda rows: 0
+    draft_bytes_of: Callable[[int], int] = lambda rows: 0
 
 
 class Scheduler:
@@ -151,7 +155,8 @@ class Scheduler:
         if first is None or self._fits(first):
             return []
         lower = sorted((one for one in self._running if one.rank > first.rank), key=lambda one: -one.urgency)
-        others = [one for one in self._running if one.rank <= first.rank and one.had_turn(now)]
+        least = min(first.rank, _TURNS)
+        others = [one for one in self._running if one.rank <= least and one.had_turn(now)]
         for sequence in (*lower, *sorted(others, key=lambda one: one.since)):
             if sequence.beams is None and sequence.urgency_if_parked(now) > first.urgency:
                 victims.append(sequence)
@@ -180,7 +185,8 @@ class Scheduler:
 
     def reserved_bytes(self, *sequences: Sequence) -> int:
         """Bytes of keys and values that these may come to hold."""
-        return sum(one.width * self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+        own = sum(one.width * self._capacity.kv_bytes_of(one.most_rows) for one in sequences)
+        return own + self._capacity.draft_bytes_of(max((one.most_rows for one in sequences), default=0))
 
     @property
     def used_slots(self) -> int:
@@ -224,7 +230,9 @@ class Scheduler:
         prompts = [sequence for sequence in self.reading() if sequence not in waiting]
         answers, portion = _slots(*decoding), Portion(0)
         if prompts:
-            portion = self._pace.portion(answers, prompts[0].committed, prompts[0].pending)
+            first, *others = prompts
+            behind = sum(other.pending for other in others)
+            portion = self._pace.portion(answers, first.committed, first.pending, behind)
         if portion.holds:
             return Plan(tuple(_in_turn(prompts, min(portion.rows, self._max_rows))), held=answers)
         shares: list[Share] = []

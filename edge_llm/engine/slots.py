@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.prefix_cache import PrefixCache
+from edge_llm.engine.draft_model import DraftModel
 from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.scheduler import Scheduler
 from edge_llm.engine.sequence import Sequence
@@ -22,12 +23,14 @@ class Slots:
         *,
         shares_prefixes: bool,
         kv_budget: int | None,
+        draft_model: DraftModel | None,
     ) -> None:
         """Prefixes are found again in `cache` and `store` if it `shares_prefixes`. Those of ended conversations go where they
-        and what the running ones may come to hold are more than `kv_budget` bytes (None: any)."""
+        and what the running ones may come to hold are more than `kv_budget` bytes (None: any), those of the `draft_model`
+        first."""
         self._cache, self._scheduler, self._recorder = cache, scheduler, recorder
         self.prefixes = PrefixCache(cache, store)
-        self._shares_prefixes, self._kv_budget = shares_prefixes, kv_budget
+        self._shares_prefixes, self._kv_budget, self._draft_model = shares_prefixes, kv_budget, draft_model
 
     def admit(self, now: float) -> None:
         """Slots for those whose turn it is, taken from others if need be."""
@@ -36,6 +39,8 @@ class Slots:
             for sequence in victims:
                 self._park(sequence, now)
             self._scheduler.admit(self._place, now)
+        if self._draft_model is not None:
+            self._draft_model.idle = len(self._scheduler.running) > 1
 
     def catch_up(self) -> set[Sequence]:
         """Let prompts take over what others have read of them since; gives those that wait until there is more of it."""
@@ -69,6 +74,8 @@ class Slots:
         """Raises `AssertionError` unless slots, lengths and sequences agree."""
         self._cache.check_integrity()
         self.prefixes.check_integrity()
+        if self._draft_model is not None:
+            self._draft_model.check_integrity()
         free = self._cache.free_slots + self.prefixes.idle_slots
         taken = {slot: sequence for sequence in self._scheduler.sequences for slot in sequence.slots}
         if len(taken) != self._cache.slots - free:
@@ -93,7 +100,11 @@ class Slots:
             return None
         self._recorder.placed(sequence, placed)
         sequence.found(placed.rows)
+        rest = None
         if self._kv_budget is not None:
-            running = self._scheduler.reserved_bytes(sequence, *self._scheduler.running)
-            self.prefixes.shrink(self._kv_budget - running)
+            rest = self._kv_budget - self._scheduler.reserved_bytes(sequence, *self._scheduler.running)
+            self.prefixes.shrink(rest)
+            rest -= self.prefixes.idle_bytes
+        if self._draft_model is not None:
+            self._draft_model.rest(rest)
         return placed.slot

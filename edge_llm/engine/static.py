@@ -10,7 +10,15 @@ import numpy as np
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.config import EngineConfig
-from edge_llm.engine.assembly import Progress, energy_meter, intake_and_cache, kv_budget, prefix_store
+from edge_llm.engine.assembly import (
+    Progress,
+    energy_meter,
+    intake_and_cache,
+    kv_budget,
+    open_draft_model,
+    prefix_store,
+    told,
+)
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
 from edge_llm.errors import SessionError, UnsupportedModelError
@@ -30,7 +38,7 @@ def open_static(
     threads: int,
     *,
     provider: str,
-    notice: str,
+    notices: list[str],
     progress: Progress | None,
 ) -> EngineCore:
     """The engine of a model folder by stock ops. Its static form is written first if there is none, which `progress` tells.
@@ -49,24 +57,25 @@ def open_static(
         raise SessionError(str(error)) from error
     if progress and provider in PLUGINS:
         progress(f"compiling for {provider}", 0, 0)
+    opened = partial(_opened, folder, static_folder, manifest, config, kernels, threads, provider, notices, progress)
     try:
-        session, intake, cache = _opened(folder, static_folder, manifest, config, kernels, threads, provider)
+        session, intake, cache = opened()
     except SessionError:
         if not forget_compiled(provider, static_folder):
             raise
         # what was compiled before may be at fault: once more, from the graph
-        session, intake, cache = _opened(folder, static_folder, manifest, config, kernels, threads, provider)
+        session, intake, cache = opened()
     return EngineCore(
         session=session,
         cache=cache,
         intake=intake,
         config=config,
         store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
-        kv_budget=kv_budget(config, cache),
+        kv_budget=kv_budget(config, cache, intake.draft_model),
         energy=energy_meter(config),
         layout="static",
         provider=provider,
-        notice=notice,
+        notice=told(notices),
     )
 
 
@@ -78,6 +87,8 @@ def _opened(
     kernels: Kernels,
     threads: int,
     provider: str,
+    notices: list[str],
+    progress: Progress | None,
 ) -> tuple[StaticSession, Intake, KVCache]:
     """A session that has passed its self-test, and what belongs to it."""
     graph: CpuGraph | PluginGraph | None = None
@@ -87,7 +98,8 @@ def _opened(
         return graph.allocate(shape)
 
     storage = partial(PlainRows, allocate=allocate, whole=needs_fixed_sizes(provider))
-    intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, storage)
+    draft_model = open_draft_model(manifest, config, kernels, threads, notices, progress)
+    intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, draft_model, storage)
     try:
         graph = open_graph(provider, static_folder, threads=threads, held=held_sizes(manifest, cache))
         session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=config.max_chunk)

@@ -63,11 +63,13 @@ class Session:
         cache_descriptor: int,
         max_rows: int,
         threads: int,
+        takes_turns: bool = False,
     ) -> None:
         """Load the graph of a model folder.
 
         `cache_descriptor` is the address of a KVCache's descriptor, which must outlive the session; `max_rows` bounds the
-        rows of a step; `threads` is the size of the thread pool, the caller's thread included.
+        rows of a step; `threads` is the size of the thread pool, the caller's thread included. One that `takes_turns` with
+        another session leaves it the processors after each step: none of its threads looks for more work.
 
         Raises `ModelFormatError` for a graph that is not one of ours, `SessionError` if ONNX Runtime refuses it or the
         cache's rings have no room for such steps.
@@ -83,7 +85,7 @@ class Session:
             raise SessionError(f"the cache has room for steps of {self._cache.max_rows} rows, not {max_rows}")
         self._workspace, self._buffers = self._allocate_workspace(kernels, threads)
         self._ops = SessionOps(self._api, kernels, self._workspace, self._cache.record, read_outside)
-        self._session, self._domain = self._create(folder / GRAPH_NAME, threads)
+        self._session, self._domain = self._create(folder / GRAPH_NAME, threads, takes_turns)
         self._allocate_phases()
         self._memory_info = self._api.create(ApiEntry.CREATE_CPU_MEMORY_INFO, (c_int, 0), (c_int, 0))
         self._run = self._api.function(ApiEntry.RUN_WITH_BINDING, c_void_p, c_void_p, c_void_p)
@@ -234,7 +236,7 @@ class Session:
         workspace[Workspace.YIELD] = yield_address()
         return workspace, [blocks, attention]
 
-    def _create(self, graph: Path, threads: int) -> tuple[int, int]:
+    def _create(self, graph: Path, threads: int, takes_turns: bool) -> tuple[int, int]:
         api = self._api
         options = api.create(ApiEntry.CREATE_SESSION_OPTIONS)
         domain = 0
@@ -246,6 +248,7 @@ class Session:
             for key, value in {
                 "session.intra_op.allow_spinning": "1",
                 "session.intra_op.spin_duration_us": str(SPIN_MICROSECONDS),
+                "session.force_spinning_stop": str(int(takes_turns)),
                 "session.disable_prepacking": "1",  # nothing to repack: weights are stored as the kernels read them
             }.items():
                 api.call(

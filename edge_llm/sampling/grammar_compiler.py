@@ -31,8 +31,8 @@ COMPILE_SECONDS = 2.0
 MAX_LEXER_STATES = 20_000
 """of one matcher; a state takes one to two kilobytes"""
 _TOKEN_ID = re.compile(r"<\[[0-9]+\]>")
-KEPT_GRAMMARS = 16
-"""compiled grammars that are kept for the next request"""
+KEPT_GRAMMARS, KEPT_CHARACTERS = 16, 1 << 17
+"""compiled grammars that are kept for the next request, and of what length together: the worst take 300 bytes a character"""
 
 
 class GrammarCompiler:
@@ -76,7 +76,7 @@ class GrammarCompiler:
                 if fault is not None:
                     raise ParameterError(f"the {grammar.kind} cannot be used: {_one_line(fault)}", hint=_HINT)
             self._kept[grammar] = prototype
-            if len(self._kept) > KEPT_GRAMMARS:
+            while len(self._kept) > KEPT_GRAMMARS or sum(len(kept.text) for kept in self._kept) > KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
             return Matcher(prototype.deep_copy(), self._prefixes)
 

@@ -212,9 +212,10 @@ class SequenceSampler:
         self._drawn = None
         self._fill_state()
 
-    def copy(self) -> SequenceSampler:
-        """An independent one with the same parameters, seed and history: for a fork of the conversation."""
-        twin = SequenceSampler(self._sampler, self.params, (), self._token_bytes)
+    def copy(self, sampler: Sampler | None = None) -> SequenceSampler:
+        """An independent one with the same parameters, seed and history: for a fork of the conversation, or with another
+        `sampler` for the rows of another model."""
+        twin = SequenceSampler(sampler or self._sampler, self.params, (), self._token_bytes)
         twin._seen = self._seen.copy() if self._seen else None
         twin._dry = self._dry.copy() if self._dry else None
         twin._mu, twin._drawn = self._mu, self._drawn

@@ -138,7 +138,7 @@ class FakeBackend:
         return self.answers[-1]
 
     async def models(self) -> list[ModelChoice]:
-        return [ModelChoice(self.wanted, "here"), ModelChoice("other-2b", "200 MB to download")]
+        return [ModelChoice(self.wanted, "here", 100), ModelChoice("other-2b", "200 MB to download", 200)]
 
     async def count(self, messages: tuple[Message, ...]) -> int | None:
         return sum(len(message.content.split()) + 4 for message in messages)

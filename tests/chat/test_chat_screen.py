@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from edge_llm_chat import clipboard, parameters
 from edge_llm_chat.app import ChatApp
-from edge_llm_chat.backend import Ask
+from edge_llm_chat.backend import Ask, ModelChoice
 from edge_llm_chat.commands import COMMANDS
+from edge_llm_chat.conversation import Conversation, Facts
+from edge_llm_chat.models import with_speeds
 from edge_llm_chat.screens.chat import ChatScreen
 from edge_llm_chat.screens.dialogs import ConfirmScreen, LineScreen, PickScreen, TextScreen
 from edge_llm_chat.screens.help import HelpScreen
@@ -426,8 +428,9 @@ def test_sampling_tells_what_a_line_means_however_narrow_it_is() -> None:
                 await pilot.press("f3")
                 await dialog(pilot, SettingsScreen)
                 assert (help_of_seed in shown(pilot)) == told
-                pilot.app.screen.query_one("#seed", Input).focus()
+                await pilot.press(*["down"] * (len(parameters.PARAMETERS) - 1))
                 await pilot.pause()
+                assert pilot.app.focused.id == "seed"
                 assert help_of_seed in shown(pilot)
                 assert "…" not in shown(pilot)
 
@@ -521,13 +524,55 @@ def test_the_list_of_models() -> None:
         await dialog(pilot, PickScreen)
         assert "other-2b\n" in "\n".join(line.strip(" │") for line in shown(pilot).splitlines())
         assert "200 MB to download" in shown(pilot)
+        assert "tok/s" not in shown(pilot), "nothing has answered yet"
         await pilot.press("escape")
         await closed(pilot)
+        await say(pilot, "Hi")
+        await pilot.press("f4")
+        await dialog(pilot, PickScreen)
+        assert "96 tok/s here · here" in shown(pilot)
+        assert "perhaps 48 tok/s · 200 MB to download" in shown(pilot)
 
     run(body, FakeBackend())
 
 
+def test_speeds_are_those_of_the_latest_answers() -> None:
+    store = Store(None)
+    conversation = Conversation()
+    for number, (model, speed) in enumerate([("a", 10.0), ("b", 20.0), ("a", 30.0), ("c", None)]):
+        turn = conversation.add(None, Role.ASSISTANT, "x")
+        turn = conversation.change(turn.id, facts=Facts(model=model, tokens_per_s=speed), created=float(number))
+        store.save_turn(conversation, turn)
+    assert list(store.speeds().items()) == [("a", 30.0), ("b", 20.0)]
+    known = [
+        ModelChoice("a", "", 100),
+        ModelChoice("b", "x", 100),
+        ModelChoice("new", "y", 300),
+        ModelChoice("server's"),
+    ]
+    told = [one.detail for one in with_speeds(known, store.speeds())]
+    assert told == ["30 tok/s here", "20 tok/s here · x", "perhaps 10 tok/s · y", ""]
+
+
 # --- writing ---
+
+
+@pytest.mark.parametrize(
+    ("size", "listed"), [((80, 24), "/new                   Begin a new chat"), ((40, 12), "/new Begin a new chat")]
+)
+def test_the_list_of_commands_leaves_room_for_the_rest(size: tuple[int, int], listed: str) -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        await pilot.press("/")
+        await wait_until(lambda: screen_of(pilot).composer.completing, pilot)
+        await pilot.pause()
+        assert listed in shown(pilot)
+        assert "● fake-1b" in shown(pilot), "the status line is where it was"
+        if size[0] == 80:
+            for command in COMMANDS:
+                screen_of(pilot).composer.write(f"/{command.name}")
+                await wait_until(lambda command=command: command.help in shown(pilot), pilot)
+
+    run(body, FakeBackend(), size)
 
 
 def test_commands_are_completed() -> None:
@@ -628,7 +673,7 @@ def test_the_most_tokens_of_an_answer_are_what_the_settings_and_the_command_line
 
     run(body, backend)
     assert backend.asked[0].params.max_tokens == USUAL_MAX_TOKENS
-    assert f"{USUAL_MAX_TOKENS} if nothing is said" in parameters.BY_NAME["max_tokens"].help
+    assert f"usually {USUAL_MAX_TOKENS}" in parameters.BY_NAME["max_tokens"].help
     assert f"default: {USUAL_MAX_TOKENS}." in " ".join(CliRunner().invoke(program, ["chat", "--help"]).stdout.split())
 
 
@@ -637,7 +682,7 @@ def test_a_server_that_cannot_fork_is_not_taken_for_the_model() -> None:
         pilot.app.push_screen(InspectorScreen((info("a", ("b", -2.0)),), forks=False))
         await dialog(pilot, InspectorScreen)
         await pilot.press("down", "enter")
-        await wait_until(lambda: "A server cannot go on" in shown(pilot), pilot)
+        await wait_until(lambda: "This server cannot go on" in shown(pilot), pilot)
         assert isinstance(pilot.app.screen, InspectorScreen)
 
     run(body, FakeBackend("a"))

@@ -7,6 +7,7 @@ from edge_llm_chat.app import ChatApp
 from edge_llm_chat.backend import Ask
 from edge_llm_chat.conversation import State
 from edge_llm_chat.store import Store
+from edge_llm_chat.widgets.status import Machine, line
 from textual import events
 from textual.screen import Screen
 from textual.selection import Selection
@@ -275,6 +276,32 @@ def test_the_status_line_tells_the_turn() -> None:
                 assert part in line
 
     run(body())
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (90, "● smollm2-135m-instruct · ctx 4% of 8.2k · kv 4.8 MB · hit 5% · ttft 1.7 s · 118 tok/s"),
+        (80, "● smollm2-135m-instruct · ctx 4% of 8.2k · hit 5% · ttft 1.7 s · 118 tok/s"),
+        (60, "● smollm2-135m-instruct · ctx 4% of 8.2k · 118 tok/s"),
+        (50, "● smollm2-135m-instruct · ctx 4% · 118 tok/s"),
+        (40, "● smollm2-135m-instruct · ctx 4%"),
+        (20, "● smollm2-135m-in…"),
+    ],
+)
+def test_the_status_line_keeps_what_is_needed_most(width: int, shown: str) -> None:
+    machine = Machine(
+        *("smollm2-135m-instruct", "ready"),
+        **{
+            "context_used": 328,
+            "context": 8192,
+            "kv_bytes": 4_800_000,
+            "cached": 0.05,
+            "ttft_s": 1.7,
+            "tokens_per_s": 118.0,
+        },
+    )
+    assert line(machine, width).plain == shown
 
 
 def test_turns_that_fell_out_are_named() -> None:

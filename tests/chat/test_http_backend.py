@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.errors import EdgeLLMError, GenerationError, InputError, RuntimeFailure
-from edge_llm.messages import Event, Finished, FinishReason, Message, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta
+from edge_llm.messages import (
+    Event,
+    Finished,
+    FinishReason,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+)
 from edge_llm.sampling.params import SamplingParams
 from tests.chat.conftest import chat, say, settle, shown, texts
 from tests.engine.fakes import make_core, says
@@ -72,6 +84,7 @@ async def peer(**replies: Any) -> AsyncIterator[tuple[Peer, HttpBackend]]:
     made = Peer(
         {
             "/v1/models": (200, json.dumps(replies.pop("models", MODELS)).encode()),
+            "/v1/models/m": (200, b"{}"),
             "/v1/chat/completions": replies.pop("chat", []),
         }
     )
@@ -133,7 +146,8 @@ def test_a_server_of_ours_is_asked_to_go_on_past_the_context(owner: str, slides:
         models = {"data": [{"id": "m", "owned_by": owner}]}
         async with peer(models=models, slides=slides, chat=[stream(chunk({}, "stop"))]) as (server, backend):
             await answered(backend)
-            assert server.requests[-1][2].get("truncation") == asked
+            (sent,) = [sent for path, _, sent in server.requests if path == "/v1/chat/completions"]
+            assert sent.get("truncation") == asked
 
     asyncio.run(body())
 
@@ -232,7 +246,10 @@ _VALUES = st.recursive(
 
 @settings(max_examples=300)
 @given(
-    st.dictionaries(st.sampled_from(["choices", "usage", "timings", "seed", "error", "forgotten_tokens"]), _VALUES),
+    st.dictionaries(
+        st.sampled_from(["choices", "usage", "timings", "seed", "error", "forgotten_tokens", "forgotten_messages"]),
+        _VALUES,
+    ),
     _VALUES,
     _VALUES,
 )
@@ -268,3 +285,60 @@ def test_our_own_server_by_its_socket(tmp_path_factory: pytest.TempPathFactory) 
 
     with running(lambda: make_core(says("Hello there.")), uds=socket):
         asyncio.run(body())
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_server_of_ours_goes_on_from_a_chosen_token(at: int) -> None:
+    """The same token gives the same rest; another one, an answer that is its own."""
+
+    async def body(url: str) -> None:
+        backend = HttpBackend(url)
+        assert (await backend.load(quiet)).forks
+        params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=True, top_logprobs=3)
+        ask = Ask((Message.user("Hi"),), params)
+        first = [event async for event in await backend.answer(ask)]
+        tokens = [info for event in first if isinstance(event, TextDelta) for info in event.tokens]
+        begun = tuple(info.chosen for info in tokens[:at])
+        again = [event async for event in await backend.answer(replace(ask, prefix=begun))]
+        rest = [info for event in again if isinstance(event, TextDelta) for info in event.tokens]
+        assert rest[: len(tokens) - at] == tokens[at:]
+        assert isinstance(again[-1], Finished)
+        other = next(one for one in tokens[at].alternatives if one != tokens[at].chosen)
+        forked = [event async for event in await backend.answer(replace(ask, prefix=(*begun, other)))]
+        assert isinstance(forked[-1], Finished)
+        assert forked[-1].usage.completion_tokens > 0
+        with pytest.raises(InputError, match="with tools"):
+            await backend.answer(replace(ask, prefix=begun, tools=(Tool("time", "", "{}"),)))
+        await backend.close()
+
+    with running() as server:
+        asyncio.run(body(server.url))
+
+
+def test_a_server_of_ours_tells_which_turns_fell_out() -> None:
+    async def body(url: str) -> None:
+        backend = HttpBackend(url)
+        await backend.load(quiet)
+        messages = tuple(
+            message for number in range(8) for message in (Message.user(f"{number} " * 30), Message.assistant("well"))
+        )
+        ask = Ask((*messages, Message.user("Hi")), SamplingParams(temperature=0.0, max_tokens=4))
+        events = [event async for event in await backend.answer(ask)]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].forgotten_tokens > 0
+        assert len(events[-1].forgotten) > 2
+        assert list(events[-1].forgotten) == sorted(events[-1].forgotten)
+        await backend.close()
+
+    with running() as server:
+        asyncio.run(body(server.url))
+
+
+def test_another_server_does_not_go_on_from_a_token() -> None:
+    async def body() -> None:
+        async with peer() as (_, backend):
+            await backend.load(quiet)
+            with pytest.raises(InputError, match="cannot go on"):
+                await backend.answer(Ask((Message.user("Hi"),), prefix=(TokenLogprob(5, b"x", -1.0),)))
+
+    asyncio.run(body())

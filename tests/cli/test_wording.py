@@ -24,7 +24,7 @@ def raised(work, *arguments, **values) -> EdgeLLMError:
     [
         (raised(load_config, kv_type="f16"), "--kv-dtype must be int8 or f32, not 'f16'"),
         (raised(load_config, context=0), "--context must be between 1 and 16777216, not 0"),
-        (raised(load_config, speculation="x"), "--speculate must be off or lookup, not 'x'"),
+        (raised(load_config, speculation="x"), "--speculate must be off, lookup or draft:MODEL, not 'x'"),
         (raised(SamplingParams, top_k=-1), "--top-k must be between 0 and "),
         (raised(SamplingParams, dry_sequence_breakers=("",)), "each text of --dry-breaker must have 1 to "),
         (ParameterError("kv_type in /etc/config.toml must be int8 or f32"), "kv_type in /etc/config.toml must"),
@@ -69,3 +69,9 @@ def test_one_block_is_one_block(invoke, own_home) -> None:
     assert invoke("cache", "clear", "--yes").stdout == "0 blocks are deleted, 0.0 MB are free again\n"
     assert console.counted(1, "block is deleted", "blocks are deleted") == "1 block is deleted"
     assert console.counted(2, "block", "blocks") == "2 blocks"
+
+
+def test_no_sentence_of_the_list_of_verbs_is_cut(invoke) -> None:
+    verbs = invoke("--help").stdout.partition("Commands:")[2].splitlines()[1:]
+    assert len(verbs) > 8
+    assert all(line.endswith(".") and not line.endswith("...") for line in verbs)

@@ -17,6 +17,7 @@ from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.draft_model import CHUNK, SLOTS, DraftModel
 from edge_llm.engine.energy import EnergyMeter
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
@@ -242,6 +243,11 @@ class FakeSequenceSampler:
     def observe(self, token_id: int) -> None:
         self.observed.append(token_id)
 
+    def copy(self, sampler: object = None) -> FakeSequenceSampler:
+        twin = FakeSequenceSampler(self.params.with_options(seed=self.seed))
+        twin.observed = list(self.observed)
+        return twin
+
 
 def make_core(
     model: NextToken = hashed_logits,
@@ -255,9 +261,12 @@ def make_core(
     clock: Callable[[], float] | None = None,
     energy: EnergyMeter | None = None,
     folder: Path | None = None,
+    drafts: NextToken | None = None,
+    draft_cost: float = 0.0,
     **options: Any,
 ) -> EngineCore:
-    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`, and in `spare` slots.
+    """An engine over fakes; `core.session` is the FakeSession. Its prefixes are kept in `folder`, and in `spare` slots; it is
+    told `drafts` of another model.
 
     Without a `clock` all steps take the same time, so the pace allows as many prompt rows as `mixed_chunk`.
     """
@@ -274,6 +283,8 @@ def make_core(
         sampler=FakeSampler(),
         window=ContextWindow(context),
         policy=config.context_policy,
+        speculates=drafts is not None,
+        draft_model=None if drafts is None else draft_model(drafts, draft_cost, context),
     )
     store = None
     if folder is not None:
@@ -290,6 +301,15 @@ def make_core(
         energy=energy,
         clock=clock or (lambda: next(ticks)),
     )
+
+
+def draft_model(model: NextToken, cost: float, context: int) -> DraftModel:
+    """One over fakes."""
+    kv = KVCache(
+        CacheGeometry((LayerGeometry(1, 8),)), slots=SLOTS, context=context, kv_type=KvType.INT8, max_chunk=CHUNK
+    )
+    session = FakeSession(kv, max_rows=CHUNK, model=model)
+    return DraftModel(session=session, cache=kv, sampler=FakeSampler(), vocab=VOCAB, cost=cost)
 
 
 def text_of(events: Sequence[Event]) -> str:

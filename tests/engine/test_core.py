@@ -29,7 +29,7 @@ from edge_llm.messages import Finished, FinishReason, Message, PromptProgress, R
 from edge_llm.sampling.decoders import Selection
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampled
-from tests.engine.fakes import END, PARIS, START, VOCAB, byte_ids, hashed_logits, make_core, says, text_of
+from tests.engine.fakes import END, PARIS, START, VOCAB, NextToken, byte_ids, hashed_logits, make_core, says, text_of
 
 GREEDY = SamplingParams(temperature=0.0)
 TILE_BYTES = make_core().cache.bytes_of(1)
@@ -583,6 +583,11 @@ def test_forced_tokens_are_said_and_run() -> None:
 # --- nothing is left behind ------------------------------------------------------------------------------------------
 
 
+def mostly_right(ids: list[int]) -> int | np.ndarray:
+    """What a smaller model expects."""
+    return 7 if ids[-1] % 3 == 0 else hashed_logits(ids)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Requests of all priorities, cancels, time and steps in any order: each request ends once, with the tokens it would
     have had alone, however often it was parked, and the cache stays within its budget."""
@@ -595,18 +600,22 @@ class EngineMachine(RuleBasedStateMachine):
         tiles=st.sampled_from([None, 2, 4]),
         mixed=st.integers(1, 20),
         pause_ms=st.sampled_from([0, 300]),
+        drafts=st.sampled_from([None, hashed_logits, mostly_right, lambda ids: 7]),
     )
-    def start(self, slots: int, spare: int, tiles: int | None, mixed: int, pause_ms: int) -> None:
+    def start(
+        self, slots: int, spare: int, tiles: int | None, mixed: int, pause_ms: int, drafts: NextToken | None
+    ) -> None:
         self.now = 0.0
         self.core = make_core(
             slots=slots,
             spare=spare,
-            kv_budget=None if tiles is None else tiles * TILE_BYTES,
+            kv_budget=None if tiles is None else tiles * TILE_BYTES * (1 if drafts is None else 2),
             max_rows=24,
             mixed_chunk=mixed,
             mixed_pause_ms=pause_ms,
             max_queued_requests=2,
             clock=self.tick,
+            drafts=drafts,
         )
         self.asked: list[tuple[tuple[int, int], Asked]] = []
 

@@ -112,6 +112,16 @@ def test_there_is_room_for_what_else_makes_tokens_late() -> None:
     assert sum(gaps) <= 1.5 * alone_s(xeon, 4000)
 
 
+def test_a_slow_moment_does_not_change_how_a_prompt_is_read() -> None:
+    """Ordinary steps with rows would be twice as long as the slow ones."""
+    slow = count(1)
+    machine = Machine(lambda *step: xeon(*step) * (1 if step[1] or next(slow) % 5 < 2 else 2))
+    machine.run(10)
+    gaps = machine.read(4000)
+    assert sum(rows > 0 for rows, _ in gaps) <= 15
+    assert percentile([seconds for _, seconds in gaps], 95) <= 2.5 * xeon(1, 0, 0)
+
+
 def test_a_small_computer_stutters_no_longer_than_allowed() -> None:
     done = Machine(board).read(2000)
     gaps = [seconds for _, seconds in done]
@@ -164,6 +174,16 @@ def test_a_pause_is_as_many_steps_as_its_time_allows_and_answers_take_part_in_th
     assert set(portions[:-1]) == {Portion(256, holds=True)}
     assert 0.25 <= spent <= 0.31
     assert pace.portion(1, 700, 4000) == Portion(0)
+
+
+def test_short_prompts_that_come_together_are_read_in_one_pause() -> None:
+    machine = Machine(xeon)
+    machine.read(4000)
+    machine.run(40, depth=0)
+    pace = machine.pace
+    while pace.portion(1, 0, 4000).rows == 0:
+        pace.observe(1, 0, 0, xeon(1, 0, 0))
+    assert [pace.portion(1, 0, 100, behind).holds for behind in (0, 100, 400)] == [False, False, True]
 
 
 def test_a_pause_ends_with_its_prompt() -> None:

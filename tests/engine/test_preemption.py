@@ -128,7 +128,7 @@ def test_being_parked_again_and_again_has_an_end() -> None:
 # --- turns: answers that never end, and others of the same priority who wait -------------------------------------------------
 
 
-@pytest.mark.parametrize("priority", ["interactive", "normal", "batch"])
+@pytest.mark.parametrize("priority", ["interactive", "normal"])
 @pytest.mark.parametrize("spare", [0, 3])
 def test_long_answers_take_turns_with_those_who_wait(priority: str, spare: int) -> None:
     """A second a step: each is answered for ten, nobody for longer while others wait, and all have their own tokens."""
@@ -161,6 +161,14 @@ def test_turns_go_round() -> None:
         parked += [i for i, one in enumerate(asked) if one.sequence.preemptions > before[i]]
     assert len(parked) >= 6
     assert all(parked[i : i + 3] in ([0, 1, 2], [1, 2, 0], [2, 0, 1]) for i in range(len(parked) - 2))
+
+
+def test_batch_requests_take_no_turns_among_themselves() -> None:
+    ticks = count(step=0.25)
+    core = make_core(slots=1, clock=lambda: next(ticks))
+    asked = [ask(core, n, max_tokens=60, **BATCH) for n in (3, 4)]
+    run(core)
+    assert [one.sequence.preemptions for one in asked] == [0, 0]
 
 
 def test_a_turn_is_not_over_before_it_was_worth_its_prompt() -> None:

@@ -117,10 +117,10 @@ def test_in_a_pause_only_prompts_are_read_and_nobody_is_asked_for_drafts() -> No
     made = scheduler()
     long, short, answered = sequence(100), sequence(5), decoding(sequence(7, drafts=9))
     running(made, long, short, answered)
-    asked: list[tuple[int, int, int]] = []
+    asked: list[tuple[int, int, int, int]] = []
     made._pace.portion = lambda *situation: asked.append(situation) or Portion(60, holds=True)
     assert shape(made) == [(1, 0, 5, 1), (0, 0, 55, 0)]
-    assert asked == [(1, 0, 5)]
+    assert asked == [(1, 0, 5, 100)]
     assert (made.plan().answers, made.plan().held, made.plan().prompt_rows) == (0, 1, 60)
     assert answered.decoder.rooms == []
 

@@ -19,7 +19,7 @@ from edge_llm.sampling.decoders import mask_without
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.text.tool_syntax import GENERIC, CallForm, ToolSyntax
-from tests.engine.fakes import END, VOCAB, byte_ids, hashed_logits, make_core, says, text_of
+from tests.engine.fakes import END, VOCAB, byte_ids, draft_model, hashed_logits, make_core, says, text_of
 from tests.engine.test_tooling import HERMES, THINK, answer, follows, with_manifest
 
 SCHEMA = {
@@ -109,25 +109,27 @@ def test_what_a_token_says_behind_the_marker_belongs_to_the_call() -> None:
 
 @pytest.mark.parametrize("style", ["in words", "lfm"])
 def test_speculation_changes_no_call(style: str) -> None:
-    """Drafts run into the marker and past it: what comes is what came without them."""
+    """Drafts, of the text or of a model, run into the marker and past it: what comes is what came without them."""
     begin = (ToolSyntax.of(STYLES[style]) or GENERIC).begin
     said = f"A long text that is told twice over, and then {begin}oops, and more of it after that."
     answers = []
-    for speculates in (False, True):
+    for speculates, drafts in ((False, False), (True, False), (True, True)):
         core = with_manifest(
             make_core(follows(said), context=2048),
             template=PLAIN,
             tool_calls=STYLES[style],
             speculates=speculates,
+            draft_model=draft_model(follows(said), 0.0, 2048) if drafts else None,
             eos=(END,),
         )
         params = SamplingParams(temperature=0, max_tokens=400)
-        finished = answer(core, Request.chat([Message.user(f"{said} {said}")], params, tools=(NOW, LIKE)))[-1]
+        asked = "Rain?" if drafts else f"{said} {said}"
+        finished = answer(core, Request.chat([Message.user(asked)], params, tools=(NOW, LIKE)))[-1]
         assert isinstance(finished, Finished)
         assert (finished.usage.accepted_draft_tokens > 0) is speculates
         answers.append((finished.token_ids, [(call.name, call.arguments) for call in finished.tool_calls]))
         core.close()
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     assert answers[0][1]
 
 

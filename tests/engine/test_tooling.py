@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.draft_model import DraftModel
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.request import Request
 from edge_llm.engine.window import ContextWindow
@@ -36,7 +37,9 @@ WEATHER = Tool("weather", "The sky.", '{"type": "object", "properties": {"city":
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def intake(template: str = THINKING, *, speculates: bool = False, **changes: Any) -> Intake:
+def intake(
+    template: str = THINKING, *, speculates: bool = False, draft_model: DraftModel | None = None, **changes: Any
+) -> Intake:
     return Intake(
         manifest(**changes),
         tokenizer(),
@@ -45,6 +48,7 @@ def intake(template: str = THINKING, *, speculates: bool = False, **changes: Any
         window=ContextWindow(4096),
         policy="error",
         speculates=speculates,
+        draft_model=draft_model,
     )
 
 

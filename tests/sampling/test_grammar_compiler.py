@@ -247,6 +247,16 @@ def test_only_the_last_grammars_are_kept(compiler: GrammarCompiler) -> None:
         assert len(compiler._kept) <= grammar_compiler.KEPT_GRAMMARS
 
 
+def test_of_long_grammars_fewer_are_kept(compiler: GrammarCompiler) -> None:
+    """F23: what is kept is bounded in bytes."""
+    for i in range(5):
+        long = Grammar.json_schema({"enum": [f"{i} {'x' * 24} {j}" for j in range(1000)]})
+        compiler.matcher(long)
+        assert long in compiler._kept
+        assert sum(len(kept.text) for kept in compiler._kept) <= grammar_compiler.KEPT_CHARACTERS
+    assert 2 <= len(compiler._kept) <= 3
+
+
 def test_threads_share_a_compiler(compiler: GrammarCompiler) -> None:
     answers: list[str | None] = []
 

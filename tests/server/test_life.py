@@ -493,6 +493,28 @@ def test_slow_clients_lose_their_connection_and_disturb_nobody() -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+def test_a_burst_of_requests_is_answered_though_nothing_of_it_was_read_yet() -> None:
+    """F13: what stands still for a moment must not end those who have asked meanwhile."""
+    with running(lambda: make_core(says("ok")), max_connections=4, head_timeout_s=600.0) as server:
+        address = ("127.0.0.1", server.serving.port)
+        silent = [socket.create_connection(address) for _ in range(3)]
+        until(lambda: len(server.serving._servers[0].server_state.connections) == 3)
+        assert server.serving._loop is not None
+        held = threading.Event()
+        server.serving._loop.call_soon_threadsafe(held.wait, 20)
+        asked = [ask(server, {}) for _ in range(6)]
+        held.set()
+        for connection in asked:
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert response.status == 200
+            response.close()
+            connection.close()
+        for connection in silent:
+            assert _is_closed(connection)
+            connection.close()
+
+
 def test_a_new_connection_takes_the_place_of_the_longest_idle_one() -> None:
     with running(max_connections=3, head_timeout_s=600.0) as server:
         address = ("127.0.0.1", server.serving.port)

@@ -23,7 +23,7 @@ _GLIBCS = (34, 31, 28, 27, 26, 17)
 """manylinux tags that the release's C library satisfies"""
 _TOOLS = {"qemu-aarch64-static": "qemu-user-static", "mmdebstrap": "mmdebstrap"}
 _PACKAGES = "python3,libpython3-stdlib,libstdc++6,libgomp1"
-_NOT_RUN = ("ruff", "mypy")
+_NOT_RUN = ("ruff", "mypy", "edge-llm[")
 """of the extra `test`: not needed in the guest"""
 
 

@@ -1,4 +1,4 @@
-"""What drafts from the text itself are worth: `python -m tools.eval.speculation MODEL [--prompts FILE.jsonl]`.
+"""What drafts are worth: `python -m tools.eval.speculation MODEL [--speculate draft:MODEL] [--prompts FILE.jsonl]`.
 
 Each prompt (default: copying.jsonl, answers that repeat much of the prompt) is answered with and without drafts, one after
 the other in alternating order, with the same seed. Told: the ratio of decode speeds, the share of drafts that were right, and the
@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="one JSON object with kind and prompt a line")
+    parser.add_argument("--speculate", default="lookup", help="lookup, or draft:MODEL")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -34,14 +35,14 @@ def main() -> int:
     plain = EngineConfig(slots=1, prefix_cache="off", speculation="off")
     with (
         Engine.load(options.model, plain) as without,
-        Engine.load(options.model, plain.with_options(speculation="lookup")) as with_drafts,
+        Engine.load(options.model, plain.with_options(speculation=options.speculate)) as with_drafts,
     ):
         results = [_compare(without, with_drafts, case, params, options.rounds) for case in cases]
     for case, result in zip(cases, results, strict=True):
         print(
             f"{result['ratio']:5.2f}x  {case['kind']:10} {result['accepted']:4d} of {result['drafts']:4d} drafts right"
         )
-    tokens = sum(result["tokens"] for result in results)
+    tokens, steps = (sum(result[name] for result in results) for name in ("tokens", "steps"))
     drafts, accepted = (sum(result[name] for result in results) for name in ("drafts", "accepted"))
     summary = {
         "prompts": len(cases),
@@ -49,6 +50,7 @@ def main() -> int:
         "decode_ratio": sum(result["plain_s"] for result in results) / sum(result["drafting_s"] for result in results),
         "median_ratio": statistics.median(result["ratio"] for result in results),
         "tokens": tokens,
+        "steps": steps,
         "drafts": drafts,
         "accepted": accepted,
         "extra_rows": (drafts - accepted) / tokens,
@@ -76,6 +78,7 @@ def _compare(
         "plain_s": plain_s,
         "drafting_s": drafting_s,
         "tokens": tokens,
+        "steps": tokens - drafting.usage.accepted_draft_tokens,
         "drafts": drafting.usage.draft_tokens,
         "accepted": drafting.usage.accepted_draft_tokens,
     }

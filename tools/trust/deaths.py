@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from edge_llm.config import EngineConfig
 from edge_llm.engine import supervisor
@@ -58,10 +59,10 @@ def trials(count: int, seed: int) -> int:
     return count
 
 
-def _model(folder: Path) -> Path:
-    exported = folder / "tiny"
+def _model(folder: Path, name: str = "tiny", **options: Any) -> Path:
+    exported = folder / name
     exported.mkdir()
-    export_gguf(write_tiny_gguf(folder / "tiny.gguf"), exported, name="tiny", source_sha256="0" * 64)
+    export_gguf(write_tiny_gguf(folder / f"{name}.gguf", **options), exported, name=name, source_sha256="0" * 64)
     return exported
 
 

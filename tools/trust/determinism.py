@@ -117,6 +117,7 @@ class Rig:
     """A model, and what the circumstances of one round draw their accidents from."""
 
     model: Path
+    smaller: Path
     generator: random.Random
     child: ProcessClient
 
@@ -196,6 +197,17 @@ def speculated(rig: Rig, asked: Sequence[Request]) -> list[Told]:
         return answers
 
 
+def drafted(rig: Rig, asked: Sequence[Request]) -> list[Told]:
+    """By the model itself, which is always right, or by another one. Some are asked while others run."""
+    draft = rig.generator.choice((rig.model, rig.smaller))
+    with rig.core(_OTHERS.with_options(speculation=f"draft:{draft}", prefix_cache="memory")) as core:
+        assert core.intake.draft_model is not None
+        core.intake.draft_model.cost = 0.0  # tried wherever it can be
+        answers = _together(core, asked, lambda: rig.generator.choice((0, 5, 30)))
+        assert core.statistics().spec_decode_num_draft_tokens > 0
+        return answers
+
+
 def parked(rig: Rig, asked: Sequence[Request]) -> list[Told]:
     """More urgent ones take their slots, again and again."""
     with rig.core(_ALONE) as core:
@@ -238,6 +250,7 @@ CIRCUMSTANCES = (
     among_seven,
     in_another_order,
     speculated,
+    drafted,
     parked,
     streamed,
     in_a_child,
@@ -251,11 +264,11 @@ def trials(count: int, seed: int) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(patch.object(assembly, "prefix_folder", lambda: folder / "prefixes"))
-        model = _model(folder)
+        model, smaller = _model(folder), _model(folder, "smaller", seed=9, layers=1)
         child = stack.enter_context(closing(ProcessClient(model, _OTHERS)))
         while done < count:
             asked = requests(generator, done // (TOGETHER * len(CIRCUMSTANCES)))
-            rig = Rig(model, generator, child)
+            rig = Rig(model, smaller, generator, child)
             expected = alone(rig, asked)
             for circumstance in CIRCUMSTANCES:
                 answers = circumstance(rig, asked)

@@ -14,6 +14,7 @@ from edge_llm.text.terminal import clean_line
 from edge_llm_chat import parameters
 from edge_llm_chat.conversation import Conversation, Turn
 from edge_llm_chat.markdown.leaves import code_blocks
+from edge_llm_chat.models import with_speeds
 from edge_llm_chat.screens.conversation import ConversationScreen
 from edge_llm_chat.screens.dialogs import Choice, ConfirmScreen, LineScreen, PickScreen, TextScreen
 from edge_llm_chat.screens.help import HelpScreen
@@ -203,7 +204,7 @@ class ChatScreen(WritingScreen):
             return
         name: str | None = argument
         try:
-            found = await self.app.backend.models()
+            found = with_speeds(await self.app.backend.models(), self.app.store.speeds())
         except EdgeLLMError as error:
             self.report(error)
             return

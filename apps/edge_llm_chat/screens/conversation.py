@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALTERNATIVES = 10
 """tokens that are told for each place of an answer"""
 _SHORTEST_S, _LONGEST_S = 0.06, 1.0
-_SHARE = 12
+_SHARE = 16
 """what is done here may take one part in so many of a core's time: the model wants it too"""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -17,7 +17,8 @@ from textual.widgets.option_list import Option
 from edge_llm.errors import EdgeLLMError
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.screens.dialogs import ConfirmScreen, LineScreen
-from edge_llm_chat.store import Summary
+from edge_llm_chat.screens.shown import WIDE
+from edge_llm_chat.summaries import Summary
 
 if TYPE_CHECKING:
     from edge_llm_chat.app import ChatApp
@@ -43,10 +44,15 @@ class HistoryScreen(ModalScreen[int | None]):
         self._opened = opened
         self._found: list[Summary] = []
 
+    def on_resize(self, event: events.Resize) -> None:
+        keys = ["F2 rename", "^T tags", "^D delete"]
+        if event.size.width >= WIDE:
+            keys = ["Enter opens", *keys[:2], "^B pin", keys[2]]
+        self.query_one("#history").border_subtitle = " · ".join(keys)
+
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog", id="history") as dialog:
             dialog.border_title = "Chats"
-            dialog.border_subtitle = "Enter opens · F2 rename · ^T tags · ^B pin · ^D delete"
             yield Input(placeholder="search titles, texts and #tags")
             yield OptionList(markup=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -14,6 +15,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from edge_llm.messages import TokenInfo
+from edge_llm_chat.screens.shown import WIDE
 from edge_llm_chat.surprise import JUMP_BITS, Alternative, alternatives, bits, label, perplexity
 from edge_llm_chat.widgets.token_text import TokenText
 
@@ -45,10 +47,15 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="inspector") as box:
             box.border_title = f"{len(self._tokens)} tokens · perplexity {perplexity(self._tokens):.1f}"
-            box.border_subtitle = "←→ token · n p surprise · ↑↓ other token" + (" · Enter forks" if self._forks else "")
             yield TokenText(self._tokens)
             yield Static(id="place", markup=False)
             yield OptionList(id="alternatives", markup=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        keys = ["←→ token", "n p surprise", "↑↓ other token", *(["Enter forks"] if self._forks else [])]
+        if event.size.width < WIDE:  # what can be guessed least
+            keys = ["n p surprise", *(["Enter forks"] if self._forks else [])]
+        self.query_one("#inspector").border_subtitle = " · ".join(keys)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
@@ -90,7 +97,8 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
         row = self._rows[event.option_index]
         if not self._forks:
             self.notify(
-                "A server cannot go on from a chosen token: edge-llm chat -m MODEL loads the model here", markup=False
+                "This server cannot go on from a chosen token: edge-llm chat -m MODEL loads the model here",
+                markup=False,
             )
         elif row.token.token_id in self._end_ids:
             self.notify("The answer would end there: pick another token", markup=False)
@@ -105,7 +113,7 @@ def _place(token: int, count: int, info: TokenInfo) -> Content:
         (f"token {token + 1} of {count}", "$foreground-muted"),
         "  ",
         (label(info.chosen), "bold"),
-        (f"  surprise {surprise:.1f} bits", "$text-warning" if surprise >= JUMP_BITS else "$foreground-muted"),
+        (f"  {surprise:.1f} bits of surprise", "$text-warning" if surprise >= JUMP_BITS else "$foreground-muted"),
     )
 
 

@@ -25,8 +25,9 @@ class SettingsScreen(ModalScreen[dict[str, float | int] | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="settings.back"),
         Binding("enter", "keep", "Keep", id="settings.keep", priority=True),
-        Binding("down", "app.focus_next", "Next", id="settings.down"),
-        Binding("up", "app.focus_previous", "Previous", id="settings.up"),
+        # priority: in a low window the dialog itself would scroll by them
+        Binding("down", "app.focus_next", "Next", id="settings.down", priority=True),
+        Binding("up", "app.focus_previous", "Previous", id="settings.up", priority=True),
     ]
 
     def __init__(self, values: Mapping[str, float | int]) -> None:

@@ -24,6 +24,8 @@ from edge_llm_chat.widgets.transcript import Transcript
 if TYPE_CHECKING:
     from edge_llm_chat.app import ChatApp
 
+WIDE = 64
+"""columns of a window that has room for more than what is needed most"""
 WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"
 
 

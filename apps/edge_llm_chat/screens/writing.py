@@ -16,10 +16,13 @@ from edge_llm.text.terminal import clean_line
 from edge_llm_chat import commands, files
 from edge_llm_chat.conversation import Turn
 from edge_llm_chat.screens.conversation import ConversationScreen
+from edge_llm_chat.screens.shown import WIDE
 from edge_llm_chat.widgets.composer import Composer
 
 _COUNTED = 1_000
 """characters from which on it is worth knowing how many tokens a question is"""
+_COLUMN = 22
+"""cells for commands, before what they do"""
 
 
 class WritingScreen(ConversationScreen):
@@ -105,7 +108,8 @@ class WritingScreen(ConversationScreen):
     def _complete(self, text: str) -> None:
         """Offer what the beginning of a command, or of a path after @, may become."""
         self._offered_for = text
-        found = [Option(_offer(one), id=f"/{one.name}") for one in commands.matching(text)]
+        column = _COLUMN if self.size.width >= WIDE else 0
+        found = [Option(_offer(one, column), id=f"/{one.name}") for one in commands.matching(text)]
         if not found and self.composer.cursor_location == self.composer.document.end:
             found = [Option(clean_line(path), id=path) for path in files.completions(text)]
         if not found and not self.composer.completing:
@@ -183,5 +187,5 @@ class WritingScreen(ConversationScreen):
             self._show_hint(f"{count:,} tokens")
 
 
-def _offer(command: commands.Command) -> Content:
-    return Content.assemble(f"{command.usage:<22} ", (command.help, "$foreground-muted"))
+def _offer(command: commands.Command, column: int) -> Content:
+    return Content.assemble(f"{command.usage:<{column}} ", (command.help, "$foreground-muted"))

@@ -69,17 +69,23 @@ def line(machine: Machine, width: int) -> Content:
     between = Content.styled(" · ", "$foreground-disabled")
     room = max(width - 2, 1)
     while len(parts) > 1 and between.join(parts).cell_length > room:
-        parts.pop(_least_important(parts, machine))
+        _make_room(parts)
     return between.join(parts).truncate(room, ellipsis=True)
 
 
-def _least_important(parts: list[Content], machine: Machine) -> int:
-    """Which part goes first where there is no room: memory, cache, first token, the sparkline, at last the speed."""
+def _make_room(parts: list[Content]) -> None:
+    """Take away what is needed least: memory, cache, first token, the size of the context, the sparkline, at last the speed."""
     for word in ("kv ", "hit ", "ttft "):
         for index, part in enumerate(parts):
             if part.plain.startswith(word):
-                return index
-    return len(parts) - 1
+                del parts[index]
+                return
+    for index, part in enumerate(parts):
+        fill, of, _ = part.plain.partition(" of ")
+        if of and fill.startswith("ctx "):
+            parts[index] = part[: len(fill)]
+            return
+    parts.pop()
 
 
 def _figures(machine: Machine) -> list[str]:
