@@ -5,8 +5,12 @@ What a provider computes is tested by whoever opens it (static_session.self_test
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import os
+import shutil
+import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -31,6 +35,7 @@ from edge_llm.model.static_folder import STATIC_GRAPH
 
 _BUCKETS = (1, 32)
 """tokens of a run: compilers of plugins want to know"""
+_CONTEXT = "compiled.onnx"
 _PROBE = (
     b'\x08\n:9\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x08'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x08B\x04\n\x00\x10\x15"
@@ -109,25 +114,23 @@ class PluginGraph:
         """The session for runs of `rows` tokens, from what was compiled before if that is there."""
         plugin, device = self._plugin, self._device
         keep = compiled_folder(plugin, device, static_folder, [self._threads, dict(held) if plugin.fixed else {}])
-        compiled = keep / f"{rows}.onnx" if plugin.contexts and keep is not None else None
         given = given_options(plugin, self._threads, keep)
-        if compiled is not None and compiled.exists():
-            return _session(compiled, session_options(plugin, device, self._threads, given))
+        kept = keep / str(rows) if plugin.contexts and keep is not None else None
+        if kept is not None and (kept / _CONTEXT).exists():
+            return _session(kept / _CONTEXT, session_options(plugin, device, self._threads, given))
+        sizes = fixed_sizes(rows, held) if plugin.fixed else {"rows": rows, **({"logit_rows": 1} if rows == 1 else {})}
 
         def options() -> Any:
             made = session_options(plugin, device, self._threads, given)
-            for name, size in _pinned(plugin, rows, held).items():
+            for name, size in sizes.items():
                 made.add_free_dimension_override_by_name(name, size)
             return made
 
-        first = options()
-        if compiled is not None:
-            first.add_session_config_entry("ep.context_enable", "1")
-            first.add_session_config_entry("ep.context_file_path", str(compiled))
+        graph, first = static_folder / STATIC_GRAPH, options()
         try:
-            return _session(static_folder / STATIC_GRAPH, first)
+            return _session(graph, first) if kept is None else _session_and_context(graph, first, kept)
         except SessionError as error:
-            if left := _left_to_the_cpu(static_folder / STATIC_GRAPH, options()):
+            if left := _left_to_the_cpu(graph, options()):
                 raise SessionError(f"{plugin.name} does not take the whole graph: {left} would be the CPU's") from error
             raise
 
@@ -173,16 +176,26 @@ class PluginGraph:
         self._sessions.clear()
 
 
-def _pinned(plugin: Plugin, rows: int, held: Mapping[str, int]) -> dict[str, int]:
-    """Sizes that the plugin is told of a run of `rows` tokens, by the names that they have in the graph."""
-    if plugin.fixed:
-        return fixed_sizes(rows, held)
-    return {"rows": rows, **({"logit_rows": 1} if rows == 1 else {})}
-
-
 def fixed_sizes(rows: int, held: Mapping[str, int]) -> dict[str, int]:
     """Every open size of a graph for runs of `rows` tokens over a cache with these sizes (static_session.held_sizes)."""
     return {"rows": rows, **{name: size + (rows if name.startswith("total") else 0) for name, size in held.items()}}
+
+
+def _session_and_context(graph: Path, options: Any, kept: Path) -> Any:
+    """A session of the graph; what is compiled for it goes to the new folder `kept`, at once or not at all."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix=".partial-", dir=kept.parent))
+    except OSError:
+        return _session(graph, options)
+    options.add_session_config_entry("ep.context_enable", "1")
+    options.add_session_config_entry("ep.context_file_path", str(made / _CONTEXT))
+    try:
+        session = _session(graph, options)
+        with contextlib.suppress(OSError):  # another process was quicker
+            os.rename(made, kept)
+        return session
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _left_to_the_cpu(graph: Path, options: Any) -> str:

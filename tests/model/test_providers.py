@@ -23,7 +23,7 @@ from edge_llm.model import plugins, providers
 from edge_llm.model.plugins import PLUGINS, Plugin, needs_fixed_sizes
 from edge_llm.model.providers import CpuGraph, PluginGraph, open_graph, provider_state
 from edge_llm.model.static_folder import STATIC_GRAPH, EmbeddingTable, StaticForm
-from edge_llm.model.static_session import StaticSession, self_test
+from edge_llm.model.static_session import GOLDEN_IDS, StaticSession, self_test
 from tests.model import static_rig
 from tests.model.mixed import CONTEXT, MAX_CHUNK, append, texts, write_mixed
 
@@ -129,7 +129,7 @@ def test_openvino_says_what_it_computes_on() -> None:
 
 
 @needs_openvino
-@pytest.mark.parametrize("form", StaticForm)
+@pytest.mark.parametrize("form", [StaticForm.BLOCKS, StaticForm.F32, StaticForm.COREML])
 def test_openvino_comes_to_the_same_logits(folder: Path, tmp_path: Path, form: StaticForm) -> None:
     """Over wraps and slides, in chunks of any size; the second time from what it compiled the first time."""
     export_static(folder, tmp_path, form)
@@ -223,8 +223,9 @@ def test_an_emulated_hexagon_comes_to_the_same_logits(folder: Path, tmp_path: Pa
             self_test(session, cache, tmp_path)
             found.append(_chunk_and_token(session, cache, ids))
     (kept,) = (paths.cache_dir() / "providers").glob(f"qnn-{tmp_path.name}-*")
-    for rows in (1, 32):
-        assert [node.op_type for node in onnx.load(kept / f"{rows}.onnx").graph.node] == ["EPContext"]
+    assert sorted(path.name for path in kept.iterdir()) == ["1", "32"]
+    for rows in ("1", "32"):
+        assert [node.op_type for node in onnx.load(kept / rows / "compiled.onnx").graph.node] == ["EPContext"]
     assert np.array_equal(*found)
     assert np.abs(found[0] - expected).max() < 0.02 * np.abs(expected).max()
     assert (found[0].argmax(axis=1) == expected.argmax(axis=1)).all()
@@ -249,6 +250,32 @@ def test_activations_whose_squares_float16_cannot_hold(
     with opened_on("qnn", folder, tmp_path) as (session, cache):
         found = _chunk_and_token(session, cache, IDS[:9])
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
+@needs_qnn
+@pytest.mark.skipif(not os.environ.get("EDGE_LLM_TEST_NPU"), reason="takes many minutes: EDGE_LLM_TEST_NPU=1")
+def test_the_real_model_on_an_emulated_hexagon(
+    smollm2_folder: Path, tmp_path: Path, hexagon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KL in float16, nats a token."""
+    monkeypatch.setattr(providers, "_BUCKETS", (1,))
+    export_static(smollm2_folder, tmp_path, StaticForm.QNN)
+    room = {"context": 40, "max_chunk": 16, "slots": 1}
+
+    def read(session: StaticSession, cache: KVCache) -> np.ndarray:
+        slot = cache.acquire()
+        logits = np.concatenate([append(session, cache, slot, [token]) for token in GOLDEN_IDS[:4]]).astype(float)
+        return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+
+    def provide(held: Mapping[str, int]) -> CpuGraph | PluginGraph:
+        return open_graph("qnn", tmp_path, threads=1, held=held)
+
+    with static_rig.opened(smollm2_folder, tmp_path, optimised=False, **room) as opened:
+        expected = read(*opened)
+    with static_rig.opened(smollm2_folder, tmp_path, provide=provide, whole=True, **room) as opened:
+        found = read(*opened)
+    assert (np.exp(expected) * (expected - found)).sum(axis=1).mean() < 0.006
+    assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
 
 
 @needs_qnn
