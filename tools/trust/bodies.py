@@ -29,6 +29,7 @@ def _application() -> Iterator[Direct]:
         export_gguf(write_tiny_gguf(Path(name, "tiny.gguf")), folder, name="tiny", source_sha256="0" * 64)
         direct = Direct(folder)
         try:
+            asyncio.run(direct.engines.start())  # kernels may have to be compiled, for which no request waits
             yield direct
         finally:
             direct.engines.close()
