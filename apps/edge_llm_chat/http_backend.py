@@ -23,9 +23,6 @@ _CONNECT_S, _READ_S, _FIGURE_S = 5.0, 600.0, 1.0
 class HttpBackend:
     """`ChatBackend` over HTTP. Nothing is sent anywhere but to this server."""
 
-    _kv_bytes: int | None = None
-    _tells_kv_bytes = False
-
     def __init__(
         self,
         url: str,
@@ -47,6 +44,7 @@ class HttpBackend:
         self.wanted = model or name or base.split("://", 1)[1]
         self._base, self._model, self._key, self._socket = base, model, key, socket
         self._slides, self._ours = slides, False
+        self._kv_bytes: int | None = None
         self._client: httpx.AsyncClient | None = None
         self._answers: WeakSet[HttpAnswering] = WeakSet()
 
@@ -72,7 +70,6 @@ class HttpBackend:
         if self._model is not None and listed and chosen.get("id") != self._model:
             names = ", ".join(whole(item["id"]) for item in listed[:8])
             raise InputError(f"the server has no model {self._model!r}", hint=f"it has: {names}")
-        self._tells_kv_bytes = chosen.get("owned_by") == "edge_llm"
         self._model = whole(self._model or chosen["id"])
         context = next(
             (chosen[key] for key in ("max_model_len", "context_length") if isinstance(chosen.get(key), int)), None
@@ -141,7 +138,7 @@ class HttpBackend:
     async def _ask_for_kv_bytes(self) -> None:
         from urllib.parse import quote
 
-        if self._client is None or not self._tells_kv_bytes:
+        if self._client is None or not self._ours:
             return
         told: object = None
         with contextlib.suppress(Exception):  # it is only a figure

@@ -12,6 +12,8 @@ from edge_llm_server.api_error import ApiError
 
 MAX_DEPTH = 64
 MAX_DIGITS = 32
+MAX_OBJECTS = 32_768
+"""more of them than any request needs would hold up everybody while they are looked at"""
 _STRUCTURE = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 """a bracket or a string; it cannot backtrack, and takes a string without an end whole, or time would grow with the square"""
 
@@ -20,7 +22,8 @@ def parse_body(data: bytes, what: str = "body") -> dict[str, Any]:
     """The object in `data`; messages call it `what`.
 
     Raises `ApiError` 400 for what is not UTF-8 or not JSON (NaN, Infinity, a byte order mark), for keys that stand twice
-    in an object, numbers that no float holds or with more than 32 digits, half surrogate pairs, and more than 64 levels.
+    in an object, numbers that no float holds or with more than 32 digits, half surrogate pairs, more than 64 levels or 32,768
+    objects.
     """
     try:
         text = data.decode("utf-8")
@@ -28,7 +31,7 @@ def parse_body(data: bytes, what: str = "body") -> dict[str, Any]:
             raise ValueError("it begins with a byte order mark")
         _check_depth(text)
         value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_integer
+            text, object_pairs_hook=_Objects(), parse_constant=_refuse, parse_float=_float, parse_int=_integer
         )
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -64,15 +67,24 @@ def _check_depth(text: str) -> None:
             depth -= 1
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the key {quoted(name)} stands twice in an object")
-            seen.add(name)
-    return value
+class _Objects:
+    """Makes the objects of one body."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._count += 1
+        if self._count > MAX_OBJECTS:
+            raise ValueError(f"it has more than {MAX_OBJECTS} objects")
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            seen: set[str] = set()
+            for name, _ in pairs:
+                if name in seen:
+                    raise ValueError(f"the key {quoted(name)} stands twice in an object")
+                seen.add(name)
+        return value
 
 
 def _refuse(name: str) -> NoReturn:

@@ -19,14 +19,14 @@ from edge_llm_server.translate import Caller
 MAX_INPUTS = 2048
 _POOLING = "mean"
 
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 
 
 class EmbeddingBody(Body):
     """POST /v1/embeddings. The SDK asks for base64 unless its user says otherwise."""
 
     model: Word | None = None
-    input: Text | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    input: Text | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     pooling: Literal["mean", "last"] | None = None

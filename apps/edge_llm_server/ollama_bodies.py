@@ -43,8 +43,8 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
-    images: Annotated[list[Any], Field(max_length=MAX_TOOLS)] | None = None
-    tool_calls: Annotated[list[Called], Field(max_length=MAX_TOOLS)] | None = None
+    images: Annotated[list[Any], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[Called], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_name: Word | None = None
     tool_call_id: Word | None = None
 
@@ -93,8 +93,8 @@ def _length(given: Mapping[str, Any]) -> dict[str, Any]:
 class OllamaChatBody(OllamaBody):
     """POST /api/chat. Without messages it only loads the model."""
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """The fields of OpenAI's body."""
@@ -110,8 +110,8 @@ class OllamaGenerateBody(OllamaBody):
     raw: bool | None = None
     suffix: Text | None = None
     template: Text | None = None
-    context: Ids | Annotated[list[int], Field(max_length=0)] | None = None
-    images: Annotated[list[Any], Field(max_length=MAX_TOOLS)] | None = None
+    context: Ids | Annotated[list[int], Field(max_length=0, fail_fast=True)] | None = None
+    images: Annotated[list[Any], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """The fields of OpenAI's chat or, if `raw`, of its completion."""

@@ -21,6 +21,7 @@ from edge_llm_server.schemas import (
     Text,
     TextPart,
     Word,
+    at_most,
 )
 from edge_llm_server.translate import Caller, chat_requests, checked
 
@@ -42,7 +43,7 @@ class RefusedPart(Body):
 class InputMessage(Body):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart | RefusedPart | OtherPart], Field(max_length=MAX_PARTS)]
+    content: Text | Annotated[list[TextPart | RefusedPart | OtherPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class InputCall(Body):
@@ -55,7 +56,7 @@ class InputCall(Body):
 class InputResult(Body):
     type: Literal["function_call_output"]
     call_id: Word
-    output: Text | Annotated[list[TextPart | OtherPart], Field(max_length=MAX_PARTS)]
+    output: Text | Annotated[list[TextPart | OtherPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class InputThoughts(Body):
@@ -93,17 +94,17 @@ class ReasoningOptions(Body):
 class ResponseBody(Generation):
     """POST /v1/responses. Nothing is stored: whoever goes on sends the conversation again."""
 
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: Text | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
-    include: Annotated[list[Word], Field(max_length=16)] | None = None
+    include: Annotated[list[Word], Field(max_length=16, fail_fast=True)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: Annotated[dict[str, Text], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, Text], at_most(16)] | None = None
     user: Text | None = None
     previous_response_id: Word | None = None
     conversation: Any = None

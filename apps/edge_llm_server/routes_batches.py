@@ -17,7 +17,7 @@ from edge_llm_server.exchange import STATE
 from edge_llm_server.files import StoredFile
 from edge_llm_server.multipart import read_form
 from edge_llm_server.routes_openai import body_of
-from edge_llm_server.schemas import Body, Text, Word
+from edge_llm_server.schemas import Body, Text, Word, at_most
 from edge_llm_server.service import Service
 from edge_llm_server.translate import checked
 
@@ -30,7 +30,7 @@ class BatchBody(Body):
     completion_window: Word = "24h"
     model: Word | None = None
     """which of the served models answers; else the one that the first line names"""
-    metadata: Annotated[dict[str, Text], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, Text], at_most(16)] | None = None
 
 
 class ListQuery(BaseModel):

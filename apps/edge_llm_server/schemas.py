@@ -1,14 +1,14 @@
 """What clients send, as pydantic models: types and sizes. Ranges are checked by `SamplingParams` and `Request`.
 
 Strict: a bool is no number and a text is no bool. Fields that nobody knows are ignored, as OpenAI's clients expect, unless
-they would change the answer: those in `refused.py`.
+they would change the answer: those in `refused.py`. Lists fail with their first error: a body may hold a million.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_CHOICES = 8
 MAX_MESSAGES = 2048
@@ -17,10 +17,22 @@ MAX_TEXT = 8 << 20
 MAX_PROMPTS = 128
 MAX_PARTS = 256
 
+
+def at_most(entries: int) -> BeforeValidator:
+    """A bound of an object, which is looked at before each of its entries is."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > entries:
+            raise ValueError(f"at most {entries} entries are taken")
+        return value
+
+    return BeforeValidator(check)
+
+
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Word = Annotated[str, Field(max_length=256)]
 Number = float
-Stops = Annotated[str, Field(max_length=256)] | Annotated[list[str], Field(max_length=16)]
+Stops = Annotated[str, Field(max_length=256)] | Annotated[list[str], Field(max_length=16, fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -83,18 +95,18 @@ class Generation(Body):
     dry_base: Number | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=32)] | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     xtc_probability: Number | None = None
     xtc_threshold: Number | None = None
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: Number | None = None
     mirostat_eta: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Number], at_most(1024)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     grammar: Text | None = None
     regex: Text | None = None
-    choices: Annotated[list[Word], Field(min_length=1, max_length=2048)] | None = None
+    choices: Annotated[list[Word], Field(min_length=1, max_length=2048, fail_fast=True)] | None = None
     """labels, of which the most probable is the answer; nothing is sampled"""
     cache_prompt: bool | None = None
     truncation: Literal["auto", "slide", "disabled", "error"] | None = None
@@ -130,9 +142,11 @@ class MessageToolCall(Body):
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart | RefusalPart | OtherPart], Field(max_length=MAX_PARTS)] | None = None
+    content: (
+        Text | Annotated[list[TextPart | RefusalPart | OtherPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None
+    ) = None
     name: Word | None = None
-    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Word | None = None
     refusal: Text | None = None
 
@@ -168,19 +182,19 @@ class TemplateArguments(Body):
 class ChatBody(Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateArguments | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
 
 
-Ids = Annotated[list[int], Field(min_length=1, max_length=1 << 20)]
+Ids = Annotated[list[int], Field(min_length=1, max_length=1 << 20, fail_fast=True)]
 
 
 class CompletionBody(Generation):
@@ -189,8 +203,8 @@ class CompletionBody(Generation):
     prompt: (
         Text
         | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     logprobs: int | None = None
     echo: bool | None = None
@@ -202,11 +216,11 @@ class TokenizeBody(Body):
     model: Word | None = None
     content: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
 
 
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: Word | None = None
-    tokens: Annotated[list[int], Field(max_length=1 << 20)]
+    tokens: Annotated[list[int], Field(max_length=1 << 20, fail_fast=True)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.body import MAX_DEPTH, parse_body
+from edge_llm_server.body import MAX_DEPTH, MAX_OBJECTS, parse_body
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +38,7 @@ from hypothesis import strategies as st
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "more than 64 levels"),
         (b'{"a": ' * 5000 + b"1" + b"}" * 5000, "more than 64 levels"),
         (b"[" * 10_000_000, "more than 64 levels"),
+        (b'{"a": [' + b"{}," * MAX_OBJECTS + b"1]}", "more than 32768 objects"),
     ],
 )
 def test_what_is_wrong_is_a_400(data: bytes, message: str) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from edge_llm_server.embedding_shapes import EmbeddingBody
 from edge_llm_server.fields import parameter_of
+from edge_llm_server.ollama_bodies import OllamaChatBody
+from edge_llm_server.response_bodies import ResponseBody
+from edge_llm_server.routes_batches import BatchBody
+from edge_llm_server.schemas import ChatBody, CompletionBody
+from pydantic import BaseModel, ValidationError
 
 from edge_llm.errors import ParameterError, TemplateError
 from tests.engine.fakes import make_core, says
@@ -112,6 +118,30 @@ def test_an_error_names_the_field(server: Running, path: str, body: Any, param: 
         assert word in error
     else:
         assert (error["param"], word in error["message"]) == (param, True), error
+
+
+MANY: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (CompletionBody, {"prompt": ["a"] * 100_000}),
+    (CompletionBody, {"prompt": [["a"]] * 100_000}),
+    (CompletionBody, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(100_000)), "a")}),
+    (CompletionBody, {"prompt": "a", "stop": [1] * 100_000}),
+    (ChatBody, {"messages": [{}] * 100_000}),
+    (ChatBody, {"messages": [{"role": "user", "content": [{}] * 250}] * 2000}),
+    (ChatBody, {"messages": [{"role": "user", "content": "a", "tool_calls": [{}] * 120}] * 2000}),
+    (ResponseBody, {"input": [{}] * 100_000}),
+    (ResponseBody, {"input": "a", "metadata": dict.fromkeys(map(str, range(100_000)), 1)}),
+    (EmbeddingBody, {"input": [["a"]] * 100_000}),
+    (OllamaChatBody, {"model": "a", "messages": [{}] * 100_000}),
+    (BatchBody, {"metadata": dict.fromkeys(map(str, range(100_000)), 1)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), MANY)
+def test_a_body_of_a_million_faults_is_refused_for_a_few(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """F11, F19: a million errors are seconds in which nobody else is answered."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() < 40
 
 
 def test_what_an_error_quotes_is_no_field() -> None:
