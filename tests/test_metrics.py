@@ -70,6 +70,7 @@ def test_a_snapshot_is_json_and_stays_as_it_is() -> None:
         "kv_cache_bytes": 3,
         "kv_cache_usage_perc": 0.5,
         "rss_bytes": None,
+        "energy_joules": None,
     }
     snapshot = Statistics.of(made, **gauges)
     made.prompt_tokens.add()

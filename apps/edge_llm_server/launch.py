@@ -35,12 +35,14 @@ def launch(
     *,
     note: Callable[[str], None],
     progress: Progress | None = None,
+    with_batches: bool = True,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until the first model cannot be loaded, which raises its error.
 
     `folders` are those of the models and the fallback of the settings; each is offered under the name in its manifest. One that
     cannot be used has its error there: under the name that it was asked for by the fallback answers. `note` is given lines
-    for whoever started it. Raises `InputError` for an address that cannot be listened on.
+    for whoever started it; without `with_batches` this user's files and batches are left to another server. Raises
+    `InputError` for an address that cannot be listened on.
     """
     faults = {Path(model): fault for model, fault in folders.items() if isinstance(fault, EdgeLLMError)}
     cards = {model: ModelCard.read(folder) for model, folder in folders.items() if isinstance(folder, Path)}
@@ -79,7 +81,7 @@ def launch(
         keep_alive_s=math.inf if settings.keep_alive_s is None else settings.keep_alive_s,
     )
     known = {card.name: card for card in cards.values()}
-    batches = None if config.private else _batches(host, log, note)
+    batches = _batches(host, log, note) if with_batches and not config.private else None
     goldens = (
         {}
         if settings.quality_watch_s is None

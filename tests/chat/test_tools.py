@@ -71,6 +71,22 @@ def test_a_call_is_asked_for_run_and_answered() -> None:
     assert [turn.message() for turn in store.load(store.last()).path()][:3] == list(last)
 
 
+def test_a_small_window_shows_the_call_and_its_keys() -> None:
+    async def body() -> None:
+        async with chat(app_of(FakeBackend(calls(SUM), "Done."), tools=("calculator",)), (40, 12)) as pilot:
+            await settle(pilot)
+            screen_of(pilot).composer.insert("add them")
+            await pilot.press("enter")
+            await wait_until(lambda: isinstance(pilot.app.screen, ApprovalScreen), pilot)
+            await pilot.pause()
+            for part in ("calculator", "It changes nothing", SUM, "y once · c chat · n no · v never"):
+                assert part in shown(pilot)
+            await pilot.press("n")
+            await settle(pilot)
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("key", ["n", "enter"])
 def test_no_is_told_to_the_model_and_asked_again_next_time(key: str) -> None:
     backend = FakeBackend(calls(SUM), calls(SUM), "Never mind.")

@@ -266,7 +266,7 @@ def test_the_real_model_says_what_the_ring_says_with_exact_products(
         json.loads(PROMPTS.read_text("utf-8"))["prompts"][name]["ids"] for name in ("answered", "two user turns")
     ]
     export_static(smollm2_folder, scratch, StaticForm.F32)
-    monkeypatch.setattr("edge_llm.model.session.check_graph", lambda folder, manifest: None)
+    monkeypatch.setattr("edge_llm.model.session.check_graph", unchecked_graph)
     exact = write_exact_ring(smollm2_folder, scratch / "exact")
     room = {"context": 128, "max_chunk": 64, "slots": 1}
     with mixed.opened(exact, kernels, KvType.F32, max_rows=64, **room) as opened:

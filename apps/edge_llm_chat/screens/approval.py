@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -14,6 +15,7 @@ from textual.widgets import Static
 
 from edge_llm.text.terminal import clean, clean_line
 from edge_llm.toolbox.approval import Approval, Decision, Permission
+from edge_llm_chat.screens.shown import WIDE
 
 _MAY = {
     Permission.READ: "It changes nothing.",
@@ -43,7 +45,6 @@ class ApprovalScreen(ModalScreen[None]):
         asked = self._approval
         with Vertical(classes="dialog", id="approval") as dialog:
             dialog.border_title = "The model asks to run a tool"
-            dialog.border_subtitle = "y once · c in this chat · n no · v never · Escape stops"
             yield Static(
                 Content.assemble(
                     (clean_line(asked.tool.name), "bold"), "  ", (_MAY[asked.permission], "$foreground-muted")
@@ -55,6 +56,12 @@ class ApprovalScreen(ModalScreen[None]):
                 yield Static(Content.styled("It has changed since you allowed it.", "$text-warning"), markup=False)
             with VerticalScroll(id="arguments"):
                 yield Static(clean(asked.arguments), markup=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        keys = "y once · c in this chat · n no · v never · Escape stops"
+        self.query_one("#approval").border_subtitle = (
+            keys if event.size.width >= WIDE else "y once · c chat · n no · v never"
+        )
 
     def action_decide(self, decision: str) -> None:
         if not self.decision.done():

@@ -99,7 +99,7 @@ def main(given: dict[str, object]) -> None:
     settings = ServerSettings(models=(folder,), port=0, uds=Path(str(given["uds"])), keys=(key,), grace_s=1.0)
     try:
         config = EngineConfig(**given["config"])  # type: ignore[arg-type]
-        launch(settings, {folder: Path(folder)}, config, note=lambda _text: None)
+        launch(settings, {folder: Path(folder)}, config, note=lambda _text: None, with_batches=False)
     except EdgeLLMError as error:
         print(_ERROR + json.dumps([str(error), error.hint]), flush=True)
         sys.exit(1)

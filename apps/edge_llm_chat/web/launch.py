@@ -85,6 +85,8 @@ def launch_web(
         raise InputError(str(error), hint="choose another --web-port") from None
     with listener:
         source = _shared_server(model, config, wish) or resolve(model or DEFAULT_MODEL, progress)
+        if isinstance(source, Path) and config.draft_model is not None:
+            resolve(config.draft_model, progress)  # fetched now, where it is seen
         asyncio.run(_serve(source, config, wish, address, listener, note))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from edge_llm_chat.web.access import Access, Headers, Refused
+from edge_llm_chat.web.connections import SILENT_S, Connections
 from edge_llm_chat.web.session import Session, fits
 
 SEATS = 4
@@ -24,6 +25,8 @@ _KEY_BYTES = 256
 _MESSAGE_BYTES = 1 << 24
 _HEARTBEAT_S = 20.0
 _ENDING_S = 10.0
+_KEPT_S = 15.0
+"""for a connection between two requests"""
 _HEADERS = {
     "Server": "edge-llm",
     "Cache-Control": "no-cache",
@@ -68,6 +71,7 @@ class Site:
         self._seats = asyncio.Semaphore(SEATS)
         self._open: set[web.WebSocketResponse] = set()
         self._statics = _statics()
+        self._connections: Connections | None = None
 
     @contextlib.asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -75,12 +79,21 @@ class Site:
         quiet = logging.getLogger("edge_llm_chat.web")  # what a request holds does not get into a log
         quiet.addHandler(logging.NullHandler())
         quiet.propagate = False
-        runner = web.AppRunner(self.application(), access_log=None, logger=quiet, shutdown_timeout=_ENDING_S)
+        runner = web.AppRunner(
+            self.application(),
+            access_log=None,
+            logger=quiet,
+            shutdown_timeout=_ENDING_S,
+            keepalive_timeout=_KEPT_S,
+        )
         await runner.setup()
+        assert runner.server is not None
+        self._connections = Connections(runner.server)
+        server = await asyncio.get_running_loop().create_server(self._connections, sock=listener)
         try:
-            await web.SockSite(runner, listener).start()
             yield
         finally:
+            server.close()
             await runner.cleanup()
 
     def application(self) -> web.Application:
@@ -102,15 +115,21 @@ class Site:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Host and Origin first, whatever is asked for."""
+        """Host and Origin first, whatever is asked for. Who is not known has a connection for one request only."""
+        if self._connections is not None:
+            self._connections.heard(request.protocol)
+        response: web.StreamResponse
         try:
             self._access.check_host(_headers(request))
             self._access.check_origin(_headers(request), required=request.method != "GET")
-            return await handler(request)
+            response = await handler(request)
         except Refused as refused:
-            return web.Response(status=refused.status, text=f"{refused}\n")
+            response = web.Response(status=refused.status, text=f"{refused}\n")
         except web.HTTPException as error:
-            return web.Response(status=error.status, text=f"{error.reason}\n")
+            response = web.Response(status=error.status, text=f"{error.reason}\n")
+        if not response.prepared and not self._known(request):
+            response.force_close()
+        return response
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._known(request):
@@ -123,7 +142,12 @@ class Site:
         return web.FileResponse(_PAGES / "chat.html")
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        cookie = self._access.enter((await request.read()).decode("utf-8", "replace"))
+        try:
+            async with asyncio.timeout(SILENT_S):
+                key = await request.read()
+        except TimeoutError:
+            raise Refused(408, "the key did not come in time") from None
+        cookie = self._access.enter(key.decode("utf-8", "replace"))
         if cookie is None:
             raise Refused(403, "this is not the key of the last link")
         response = web.Response(status=204)

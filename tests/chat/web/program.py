@@ -13,7 +13,11 @@ from pathlib import Path
 
 from tests.cli.conftest import ROOT
 
-START = "from edge_llm_cli.entry import run; run()"
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, as these tests may be one, ignores it
+from edge_llm_cli.entry import run; run()
+"""
 
 
 class Program:

@@ -6,14 +6,17 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from edge_llm_chat.web import engine_server
 from edge_llm_cli.main import app
 from typer.testing import CliRunner, Result
 
+from edge_llm.config import EngineConfig
 from tests.chat.web.program import Program, chat_web, descendants, lives
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
@@ -141,6 +144,21 @@ def test_tabs_are_answered_by_one_engine_and_nothing_is_left_of_it(
                     await asyncio.sleep(0.05)
 
     asyncio.run(body())
+
+
+def test_the_server_behind_it_leaves_batches_and_its_port_to_others(
+    tiny_folder: Path, kernels: object, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("edge_llm_server.launch.launch", lambda *values, **more: told.append((*values, more)))
+    monkeypatch.setattr(engine_server, "_end_with_parent", lambda: None)
+    config = EngineConfig(context=512, private=True)
+    engine_server.main({"folder": str(tiny_folder), "uds": str(tmp_path / "s"), "config": asdict(config)})
+    ((settings, folders, given, more),) = told
+    assert (settings.port, settings.uds, len(settings.keys)) == (0, tmp_path / "s", 1)
+    assert folders == {str(tiny_folder): tiny_folder}
+    assert given == config
+    assert more["with_batches"] is False
 
 
 def test_it_says_why_the_model_cannot_be_loaded(tiny_folder: Path, kernels: object, home: Path) -> None:

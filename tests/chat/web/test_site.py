@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import ClientSession, ClientWebSocketResponse
-from edge_llm_chat.web import session
+from aiohttp import ClientSession, ClientWebSocketResponse, web
+from edge_llm_chat.web import connections, session
 from edge_llm_chat.web.access import Access
 from edge_llm_chat.web.session import Session
 from edge_llm_chat.web.site import SEATS, Site
@@ -296,6 +296,51 @@ def test_a_chat_that_fails_says_so_in_its_tab_and_tells_nothing_that_was_written
             chat = await browser.open()
             assert "secret words" not in await text_until(chat, shown)
             assert await closed(chat)
+
+    run(body())
+
+
+def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_SILENT", 4)
+
+    async def body() -> None:
+        async with visitor() as browser:
+            port = int(browser.origin.rsplit(":", 1)[1])
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+            silent[-1][1].write(b"GET / HTTP/1.1\r\nHost: x\r\n")  # half a head is nothing said
+            await browser.enter()
+            assert "textual.js" in await browser.page()
+            ended = await asyncio.wait_for(silent[0][0].read(), 20)
+            assert ended == b"", "the oldest had to go"
+            for _, writer in silent:
+                writer.close()
+
+    run(body())
+
+
+def test_a_connection_that_says_nothing_ends_in_time() -> None:
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        server = web.Server(lambda _: None)  # type: ignore[arg-type, return-value]
+        made = connections.Connections(server, silent_s=0.05)
+        listening = await loop.create_server(made, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        listening.close()
+        await server.shutdown()
+
+    run(body())
+
+
+def test_who_is_not_known_has_a_connection_for_one_request() -> None:
+    async def body() -> None:
+        async with visitor() as browser:
+            for path, known in (("", False), ("static/look.css", False), ("static/look.css", True)):
+                if known:
+                    await browser.enter()
+                async with browser.client.get(browser.url(path)) as response:
+                    assert (response.headers.get("Connection") == "close") == (not known)
 
     run(body())
 
