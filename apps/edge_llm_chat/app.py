@@ -23,6 +23,10 @@ from edge_llm_chat.preferences import Preferences
 from edge_llm_chat.signals import leave_on_signals
 from edge_llm_chat.store import Store
 from edge_llm_chat.themes import DARK, LIGHT
+from edge_llm_chat.writer import Writer
+
+_OF_DRIVERS = {"XTermParser": PasteParser, "WriterThread": Writer}
+"""what takes the place of Textual's own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,11 @@ class ChatApp(App[None]):
         self.set_keymap(dict(preferences.keys))
 
     def get_driver_class(self) -> type[Driver]:
-        """The driver of the platform, or of a browser; what it reads goes through our parser, whichever it is."""
+        """The driver of the platform, or of a browser; what it reads and writes goes through our classes, whichever it is."""
         driver = super().get_driver_class()
         for base in driver.__mro__:
-            if "XTermParser" in (names := vars(sys.modules[base.__module__])):
-                names["XTermParser"] = PasteParser
+            names = vars(sys.modules[base.__module__])
+            names |= {own: made for own, made in _OF_DRIVERS.items() if own in names}
         return driver
 
     def on_paste_cut(self, _event: PasteCut) -> None:

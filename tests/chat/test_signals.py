@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from edge_llm_chat.conversation import State
 from edge_llm_chat.store import Store
+from edge_llm_chat.writer import Writer
+from textual.drivers._writer_thread import MAX_QUEUED_WRITES
 
 from tests.cli.conftest import ROOT
 from tests.cli.test_terminal import Terminal
@@ -49,3 +54,45 @@ def test_a_terminal_that_is_closed_ends_the_chat(answering: Terminal) -> None:
     answering.hang_up()
     assert answering.process.wait(20) == 128 + signal.SIGHUP
     check_kept()
+
+
+class LostTerminal(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_cannot_be_written_holds_nothing_up() -> None:
+    writer = Writer(LostTerminal())
+    writer.start()
+    for number in range(3 * MAX_QUEUED_WRITES):
+        writer.write(str(number))
+    writer.stop()
+    assert not writer.is_alive()
+
+
+def test_what_is_written_comes_out_in_order() -> None:
+    file = io.StringIO()
+    writer = Writer(file)
+    writer.start()
+    for number in range(100):
+        writer.write(f"{number} ")
+    writer.stop()
+    assert file.getvalue().split() == [str(number) for number in range(100)]
+
+
+def test_a_terminal_that_goes_unseen_while_an_answer_is_drawn_holds_nothing_up(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with nohup, or when the write that fails comes before the signal."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'apps'}{os.pathsep}{ROOT}")
+    terminal = Terminal([sys.executable, "-m", "tests.chat.session", "drawing"], TERM="xterm-256color")
+    terminal.read_until("sk anything")
+    terminal.type("tell me\r")
+    terminal.read_until("word 9")
+    terminal.hang_up()
+    time.sleep(4)  # more is drawn than a queue holds that nobody empties
+    terminal.process.send_signal(signal.SIGTERM)
+    try:
+        assert terminal.process.wait(30) == 128 + signal.SIGTERM
+    finally:
+        terminal.process.kill()
