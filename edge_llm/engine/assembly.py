@@ -87,6 +87,7 @@ def _ring_engine(
             cache_descriptor=cache.descriptor_address,
             max_rows=config.max_chunk,
             threads=threads,
+            spin_us=config.spin_us,
         )
     except BaseException:
         intake.close()
