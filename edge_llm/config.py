@@ -35,6 +35,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
     "kv_budget_bytes": (1, 1 << 50),
+    "watts": (1, 100_000),
 }
 CONTEXT_POLICIES = ("error", "slide")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -42,11 +43,11 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "context_policy": CONTEXT_POLICIES,
     "speculation": ("off", "lookup"),
     "prefix_cache": ("off", "memory", "disk"),
-    "provider": ("auto", "cpu", "openvino"),
+    "provider": ("auto", "cpu", "openvino", "qnn"),
     "layout": ("auto", "ring", "static"),
 }
 _FLAGS: Mapping[str, Mapping[str, bool]] = {"private": {"true": True, "1": True, "false": False, "0": False}}
-_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes"})
+_OPTIONAL = frozenset({"context", "threads", "kv_type", "max_queued_requests", "kv_budget_bytes", "watts"})
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class EngineConfig:
     """most prompt rows of a step in which others are being answered; how many it takes, the times of earlier steps decide, so
     that their next token is not late"""
     mixed_pause_ms: int = 300
-    """most milliseconds that answers stand still, at one in 24 tokens at most, so that a long prompt is not late; 0: never"""
+    """most milliseconds that answers stand still, at one in 36 tokens at most, so that a long prompt is not late; 0: never"""
     spin_us: int = 400
     """microseconds that an idle thread looks for work before it sleeps: longer than the gap between two tokens, far shorter
     than a pause of the user"""
@@ -94,11 +95,14 @@ class EngineConfig:
     """whether drafts are tried: `lookup` takes them from the text itself; answers stay the same, token for token"""
 
     provider: str = "auto"
-    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too;
-    `auto`: what is fastest of these, which is cpu"""
+    """what computes: `cpu`; `openvino`, a plugin of ONNX Runtime that must be installed (extra `npu`), on the CPU too; `qnn`,
+    another one, on a Qualcomm NPU, where nobody has tried it yet; `auto`: what is fastest of those measured, which is cpu"""
     layout: str = "auto"
     """which graph computes: `ring`, of our own kernels, or `static`, of stock ops, which is slower; `auto`: ring wherever the
     provider can and its kernels can be had"""
+
+    watts: int | None = None
+    """watts that this machine needs while it computes, for joules a token where no meter of its own can be read"""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -25,6 +25,11 @@ def usable_cpus() -> frozenset[int]:
         return frozenset(range(os.cpu_count() or 1))
 
 
+def board(root: Path = ROOT) -> str:
+    """What a small computer calls itself; empty where nobody says."""
+    return _text(root / "proc/device-tree/model").strip(" \0\n")
+
+
 def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
     """How many physical cores the logical CPUs `cpus` belong to; a CPU whose siblings are unknown counts as a core."""
     cores = {_siblings(cpu, root) for cpu in cpus}

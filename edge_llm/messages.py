@@ -135,11 +135,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Durations in seconds and rates in tokens a second; None where there is nothing to measure.
+    """Durations in seconds, rates in tokens a second, and energy; None where there is nothing to measure.
 
     ttft_s: from submit to the first token, tokenising and queueing included, loading apart.
     prefill_tokens_per_s: computed prompt tokens only, over the time from the first prefill step to the first token.
     decode_tokens_per_s: (n - 1) / (last - first), sampling included; tpot_s is its inverse.
+    joules: this request's part of what the machine needed, where a meter or the config's `watts` tells (docs/engine.md).
     """
 
     queue_s: float
@@ -148,6 +149,7 @@ class Timings:
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
     tpot_s: float | None = None
+    joules: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

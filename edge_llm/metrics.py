@@ -24,6 +24,10 @@ REQUEST_BUCKETS = (
     *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+TOKEN_BUCKETS = (
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0),
+    *(10_000.0, 20_000.0, 50_000.0, 100_000.0, 200_000.0),
+)
 _RECENT = 1024
 """values of which percentiles are told: exact ones of late, where buckets would only give a range since the start"""
 
@@ -42,7 +46,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """What a histogram has seen, in seconds.
+    """What a histogram has seen, in seconds or tokens.
 
     `counts[i]` values were at most `bounds[i]` and more than the bound before; the last count is of those above all
     bounds. The percentiles are those of the latest values (at most 1,024, nearest rank), None before the first.
@@ -65,7 +69,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Durations in seconds, counted by bucket."""
+    """Values, counted by bucket."""
 
     __slots__ = ("_bounds", "_counts", "_recent", "_sum")
 
@@ -119,6 +123,8 @@ class Metrics:
         self.request_queue_time_seconds = Histogram(REQUEST_BUCKETS)
         self.request_prefill_time_seconds = Histogram(REQUEST_BUCKETS)
         self.request_decode_time_seconds = Histogram(REQUEST_BUCKETS)
+        self.request_prompt_tokens = Histogram(TOKEN_BUCKETS)
+        self.request_generation_tokens = Histogram(TOKEN_BUCKETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,8 @@ class Statistics:
     """these bytes as a share of what they may be, 0 to 1"""
     rss_bytes: int | None
     """memory of the process that holds the engine; None where the system does not tell"""
+    energy_joules: float | None
+    """what all steps took, where a meter or the config's `watts` tells"""
     prompt_tokens: int
     generation_tokens: int
     prefix_cache_queries: int
@@ -166,11 +174,21 @@ class Statistics:
     """from the first slot to the first token"""
     request_decode_time_seconds: HistogramSnapshot
     """from the first token to the last"""
+    request_prompt_tokens: HistogramSnapshot
+    """of each request that has ended with an answer or part of one"""
+    request_generation_tokens: HistogramSnapshot
 
     @classmethod
     def of(cls, metrics: Metrics, **others: Any) -> Statistics:
         """A snapshot; `others` are the fields that `metrics` does not have."""
         return cls(**others, **{name: _value(part) for name, part in vars(metrics).items()})
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy over tokens chosen, the reading of their prompts included; None where either is unknown."""
+        if self.energy_joules is None or not self.generation_tokens:
+            return None
+        return self.energy_joules / self.generation_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """Values that JSON knows."""

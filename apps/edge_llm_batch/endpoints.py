@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from edge_llm_server.answer import Answer
@@ -11,6 +11,9 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import ChatReply
 from edge_llm_server.completion_shapes import CompletionReply
 from edge_llm_server.embedding_shapes import EmbeddingBody, EmbeddingReply, check_dimensions, embedding_requests
+from edge_llm_server.fields import Names
+from edge_llm_server.response_bodies import NAMES, ResponseBody, response_requests
+from edge_llm_server.response_shapes import ResponseReply
 from edge_llm_server.schemas import ChatBody, CompletionBody
 from edge_llm_server.translate import Caller, chat_requests, checked, completion_requests, prompts
 
@@ -32,11 +35,12 @@ class Answering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a body asks for. `param` is its field that a prompt which is too long came from."""
+    """What a body asks for. `param` is its field that a prompt which is too long came from, `names` what it calls others."""
 
     requests: Sequence[Request]
     reply: Callable[[Sequence[Answer]], dict[str, Any]]
     param: str
+    names: Names = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,14 @@ def _embeddings(raw: Mapping[str, Any], engine: Answering) -> Asked:
     return Asked(embedding_requests(body.input, Caller(), body.pooling), whole, "input")
 
 
+def _response(raw: Mapping[str, Any], engine: Answering) -> Asked:
+    body = checked(ResponseBody, raw)
+    return Asked(response_requests(body, Caller()), ResponseReply(engine.info.name, body).whole, "input", NAMES)
+
+
 ENDPOINTS: Mapping[str, Callable[[Mapping[str, Any], Answering], Asked]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
+    "/v1/responses": _response,
     "/v1/embeddings": _embeddings,
 }

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.chat_shapes import new_id
-from edge_llm_server.translate import parameter_of
+from edge_llm_server.fields import refusal
 
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, QueueFullError
@@ -21,6 +21,7 @@ from edge_llm_batch.results import Results
 from edge_llm_batch.task import Task
 
 T = TypeVar("T")
+_NAMES, _NAMES_OF_A_RESPONSE = ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")
 
 
 @dataclass(slots=True)
@@ -40,9 +41,10 @@ class Tally:
             return
         self.answered += 1
         usage = response["body"]["usage"]
-        self.prompt_tokens += usage["prompt_tokens"]
-        self.cached_tokens += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-        self.completion_tokens += usage.get("completion_tokens", 0)  # of embeddings there are none
+        prompt, completion = _NAMES_OF_A_RESPONSE if "input_tokens" in usage else _NAMES
+        self.prompt_tokens += usage[prompt]
+        self.cached_tokens += usage.get(f"{prompt}_details", {}).get("cached_tokens", 0)
+        self.completion_tokens += usage.get(completion, 0)  # of embeddings there are none
 
 
 def fault_result(task: Task) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class BatchRun:
         except EngineStoppedError:
             raise
         except EdgeLLMError as error:
-            raise ApiError.of(error, parameter_of(error) or wanted.param) from None
+            raise refusal(error, wanted.param, wanted.names) from None
 
     async def _answer(self, request: Request) -> Answer:
         answer = Answer()

@@ -96,5 +96,9 @@ def _fault(given: Mapping[str, Any], urls: frozenset[str]) -> LineFault | None:
 
 
 def _key(body: Mapping[str, Any]) -> str:
-    begin = [body.get("tools"), body.get("messages") or body.get("prompt") or body.get("input")]
+    begin = [
+        body.get("tools"),
+        body.get("instructions"),
+        body.get("messages") or body.get("prompt") or body.get("input"),
+    ]
     return json.dumps(begin)[:_KEY_CHARACTERS]

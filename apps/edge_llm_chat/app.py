@@ -77,7 +77,9 @@ class ChatApp(App[None]):
     def get_driver_class(self) -> type[Driver]:
         """The driver of the platform, or of a browser; what it reads goes through our parser, whichever it is."""
         driver = super().get_driver_class()
-        vars(sys.modules[driver.__module__])["XTermParser"] = PasteParser
+        for base in driver.__mro__:
+            if "XTermParser" in (names := vars(sys.modules[base.__module__])):
+                names["XTermParser"] = PasteParser
         return driver
 
     def on_paste_cut(self, _event: PasteCut) -> None:

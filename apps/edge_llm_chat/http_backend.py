@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,7 +25,7 @@ from edge_llm_chat.http_events import ChunkReader, json_object, server_events
 if TYPE_CHECKING:
     import httpx
 
-_CONNECT_S, _READ_S = 5.0, 600.0
+_CONNECT_S, _READ_S, _FIGURE_S = 5.0, 600.0, 1.0
 _PARAMETERS = (
     *(
         "max_tokens",
@@ -44,10 +44,21 @@ _PARAMETERS = (
 class HttpBackend:
     """`ChatBackend` over HTTP. Nothing is sent anywhere but to this server."""
 
+    _kv_bytes: int | None = None
+    _tells_kv_bytes = False
+
     def __init__(
-        self, url: str, *, model: str | None = None, key: str | None = None, socket: Path | None = None, name: str = ""
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        key: str | None = None,
+        socket: Path | None = None,
+        name: str = "",
+        slides: bool = True,
     ) -> None:
-        """`url` is the server's base, with or without /v1; `socket` the unix socket that it answers on.
+        """`url` is the server's base, with or without /v1; `socket` the unix socket that it answers on; a server of ours is
+        asked to let a conversation go on past the context, if it `slides`.
 
         Raises `InputError` for a URL that is none.
         """
@@ -56,6 +67,7 @@ class HttpBackend:
             raise InputError(f"{url!r} is not the address of a server", hint="for example http://127.0.0.1:8000")
         self.wanted = model or name or base.split("://", 1)[1]
         self._base, self._model, self._key, self._socket = base, model, key, socket
+        self._slides, self._ours = slides, False
         self._client: httpx.AsyncClient | None = None
         self._answers: WeakSet[_HttpAnswering] = WeakSet()
 
@@ -81,12 +93,13 @@ class HttpBackend:
         if self._model is not None and listed and chosen.get("id") != self._model:
             names = ", ".join(whole(item["id"]) for item in listed[:8])
             raise InputError(f"the server has no model {self._model!r}", hint=f"it has: {names}")
+        self._tells_kv_bytes = chosen.get("owned_by") == "edge_llm"
         self._model = whole(self._model or chosen["id"])
         context = next(
             (chosen[key] for key in ("max_model_len", "context_length") if isinstance(chosen.get(key), int)), None
         )
-        ours = any(item.get("owned_by") == "edge_llm" for item in listed)  # others may not know logprobs
-        return ModelInfo(self._model, context, inspects=ours)
+        self._ours = any(item.get("owned_by") == "edge_llm" for item in listed)
+        return ModelInfo(self._model, context, inspects=self._ours)  # others may not know logprobs
 
     async def answer(self, ask: Ask) -> Answering:
         if ask.prefix:
@@ -99,9 +112,10 @@ class HttpBackend:
             "stream": True,
             "stream_options": {"include_usage": True},
             **_parameters(ask.params),
+            **({"truncation": "auto"} if self._ours and self._slides else {}),
             **({"tools": [_tool(tool) for tool in ask.tools], "tool_choice": ask.tool_choice} if ask.tools else {}),
         }
-        answering = _HttpAnswering(self._client, body)
+        answering = _HttpAnswering(self._client, body, self._ask_for_kv_bytes)
         self._answers.add(answering)
         return answering
 
@@ -122,7 +136,20 @@ class HttpBackend:
         return count if isinstance(count, int) else None
 
     def kv_bytes(self) -> int | None:
-        return None
+        """As our server told after the last answer."""
+        return self._kv_bytes
+
+    async def _ask_for_kv_bytes(self) -> None:
+        from urllib.parse import quote
+
+        if self._client is None or not self._tells_kv_bytes:
+            return
+        told: object = None
+        with contextlib.suppress(Exception):  # it is only a figure
+            path = f"/v1/models/{quote(self._model or '', safe='')}"
+            told = (await self._read(await self._client.get(path, timeout=_FIGURE_S))).get("meta")
+        meta = told if isinstance(told, dict) else {}
+        self._kv_bytes = meta["kv_cache_bytes"] if isinstance(meta.get("kv_cache_bytes"), int) else None
 
     async def close(self) -> None:
         for answering in list(self._answers):
@@ -148,8 +175,11 @@ class HttpBackend:
 class _HttpAnswering:
     """One streamed chat completion, as events."""
 
-    def __init__(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
-        self._client, self._body = client, body
+    def __init__(
+        self, client: httpx.AsyncClient, body: dict[str, Any], afterwards: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`afterwards` is awaited between the last word and the end."""
+        self._client, self._body, self._afterwards = client, body, afterwards
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
 
@@ -189,6 +219,7 @@ class _HttpAnswering:
                 async for data in server_events(response):
                     for event in told.take(data):
                         queue.put_nowait(event)
+            await self._afterwards()
         except httpx.HTTPError as error:
             if not self._cancelled:
                 queue.put_nowait(_unreachable("the server", error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edge_llm import paths
 from edge_llm.config import EngineConfig
@@ -17,6 +18,9 @@ from edge_llm_chat.local_backend import LocalBackend
 from edge_llm_chat.preferences import Preferences
 from edge_llm_chat.running_server import running_server
 from edge_llm_chat.store import Store
+
+LOCAL = "http://localhost"
+"""what a server on a unix socket is called"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +42,21 @@ class Wish:
 
 def launch(model: str | None, config: EngineConfig, wish: Wish) -> None:
     """Run the chat until the user leaves. Raises `ParameterError` and `StorageError` before the screen is taken."""
-    SamplingParams(**wish.parameters)  # type: ignore[arg-type]  # says what is wrong while there are lines to say it on
-    if wish.tools:
-        from edge_llm.toolbox.builtin import builtin
+    open_chat(_connector(model, config, wish), model, wish, private=config.private)
 
-        for name in wish.tools:
-            builtin(name)
+
+def open_chat(connect: Callable[[str | None], ChatBackend], model: str | None, wish: Wish, *, private: bool) -> None:
+    """`launch`, with what gives the backend of a model."""
+    check(wish)
     preferences = Preferences.load()
-    known = config.private or (paths.data_dir() / "chats").exists()
-    store = Store.open(private=config.private)
+    known = private or (paths.data_dir() / "chats").exists()
+    store = Store.open(private=private)
     notice = "" if known else f"Chats are kept in {store.path}; --private keeps nothing"
     try:
         conversation = store.last() if wish.last else None
         if wish.last and conversation is None:
             raise InputError("there is no conversation to go on with", hint="edge-llm chat begins one")
-        start = Start(conversation, wish.resume, wish.system, wish.parameters, config.private, wish.tools, notice)
-        connect = _connector(model, config, wish)
+        start = Start(conversation, wish.resume, wish.system, wish.parameters, private, wish.tools, notice)
         app = ChatApp(connect(model), store, start, connect=connect, preferences=preferences)
         app.run()
         if app.return_code:
@@ -62,16 +65,32 @@ def launch(model: str | None, config: EngineConfig, wish: Wish) -> None:
         store.close()
 
 
+def check(wish: Wish) -> None:
+    """Says what is wrong with a wish while there are lines to say it on. Raises `ParameterError`."""
+    SamplingParams(**wish.parameters)  # type: ignore[arg-type]
+    if wish.tools:
+        from edge_llm.toolbox.builtin import builtin
+
+        for name in wish.tools:
+            builtin(name)
+
+
 def _connector(model: str | None, config: EngineConfig, wish: Wish) -> Callable[[str | None], ChatBackend]:
     """What gives the backend of a model: by its name, or of the default one. Raises `InputError` for a bad address."""
-    # what a private chat says must not get into the prefix cache of a server
-    shares = wish.shared and wish.server is None and model is None and not config.private
-    socket = running_server() if shares else None
+    socket = shared_socket(model, config, wish)
     if wish.server is None and socket is None:
         return lambda name: LocalBackend(name or DEFAULT_MODEL, lambda: config)
     from edge_llm_chat.http_backend import HttpBackend
 
+    slides = config.context_policy == "slide"
     if socket is not None:
-        return lambda name: HttpBackend("http://localhost", model=name, socket=socket, name="your server")
+        return lambda name: HttpBackend(LOCAL, model=name, socket=socket, name="your server", slides=slides)
     key, url = os.environ.get("OPENAI_API_KEY"), wish.server or ""
-    return lambda name: HttpBackend(url, model=name, key=key)
+    return lambda name: HttpBackend(url, model=name, key=key, slides=slides)
+
+
+def shared_socket(model: str | None, config: EngineConfig, wish: Wish) -> Path | None:
+    """The socket of this user's own server, if one runs that may answer what this chat asks."""
+    # what a private chat says must not get into the prefix cache of a server
+    shares = wish.shared and wish.server is None and model is None and not config.private
+    return running_server() if shares else None

@@ -16,15 +16,15 @@ class Parameter:
     whole: bool = False
 
 
-PARAMETERS = (
-    Parameter("temperature", "0 always takes the likeliest token; 1 leaves the model as it is"),
-    Parameter("top_p", "keep the likeliest tokens up to this probability"),
-    Parameter("top_k", "keep the K likeliest tokens; 0 is off", whole=True),
-    Parameter("min_p", "drop tokens below this share of the likeliest one"),
-    Parameter("repetition_penalty", "make tokens that were used less likely; 1 is off"),
-    Parameter("presence_penalty", "the same for tokens of the answer, once each"),
-    Parameter("frequency_penalty", "and for each time they were used"),
-    Parameter("max_tokens", f"most tokens of an answer; {USUAL_MAX_TOKENS} if nothing is said", whole=True),
+PARAMETERS = (  # at most 43 characters of help: the room for it in a terminal of 80 columns
+    Parameter("temperature", "0: the likeliest token; 1: as the model is"),
+    Parameter("top_p", "only the likeliest, up to this probability"),
+    Parameter("top_k", "only the K likeliest; 0: off", whole=True),
+    Parameter("min_p", "none below this share of the likeliest one"),
+    Parameter("repetition_penalty", "used tokens become less likely; 1: off"),
+    Parameter("presence_penalty", "likewise those of the answer, once each"),
+    Parameter("frequency_penalty", "likewise for each time they were used"),
+    Parameter("max_tokens", f"most tokens of an answer; usually {USUAL_MAX_TOKENS}", whole=True),
     Parameter("seed", "the same seed gives the same answer", whole=True),
 )
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}

@@ -1,4 +1,4 @@
-"""running_server(): the socket of this user's own server, if there is one that can answer now."""
+"""running_server(): whether a server of this user can answer now."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ _ASK = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 def running_server() -> Path | None:
-    """Asks GET /ready; no library is loaded for that, and a server that does not answer at once is none."""
+    """The socket of this user's server, if it can answer now."""
     path = paths.server_socket()
+    return path if answers(path) else None
+
+
+def answers(path: Path) -> bool:
+    """Asks GET /ready; no library is loaded for that, and a server that does not answer at once is none."""
     if not hasattr(socket, "AF_UNIX") or not path.exists():
-        return None
+        return False
     try:
         if path.stat().st_uid != os.geteuid():
-            return None
+            return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_TIMEOUT_S)
             connection.connect(os.fspath(path))
             connection.sendall(_ASK)
             status = connection.recv(64).split(b" ")
     except OSError:
-        return None
-    return path if len(status) > 1 and status[1] == b"200" else None
+        return False
+    return len(status) > 1 and status[1] == b"200"

@@ -37,7 +37,8 @@ ThreadsOption = Annotated[int | None, engine_option(help="Threads that compute; 
 ProviderOption = Annotated[
     str | None,
     engine_option(
-        metavar="auto|cpu|openvino", help="What computes; openvino needs the extra npu (default: auto, the CPU)."
+        metavar="auto|cpu|openvino|qnn",
+        help="What computes; the last two are plugins to be installed (default: auto, the CPU).",
     ),
 ]
 KvOption = Annotated[str | None, engine_option(metavar="int8|f32", help="How keys and values are kept.")]

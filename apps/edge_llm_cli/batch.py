@@ -90,7 +90,8 @@ def batch(
         with report.told_at_the_end(as_json=as_json), answer.opened(model, options) as (engine, _):
             info = engine.info
             # what answers depend on beside their lines: what was done in another job is not gone on with
-            others = [info.name, info.tokenizer_digest, info.kv_type, max_tokens, any_model, context, context_policy]
+            computed = [info.layout, info.provider, info.kv_type]
+            others = [info.name, info.tokenizer_digest, *computed, max_tokens, any_model, context, context_policy]
             job = hashlib.blake2b(json.dumps(others).encode(), digest_size=32).digest()
             known = None
             if source.seekable():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +14,15 @@ from edge_llm.errors import ContextLengthError, GenerationError, ParameterError,
 from edge_llm.messages import Finished, Message, Role
 from edge_llm.sampling.params import USUAL_MAX_TOKENS, SamplingParams
 from edge_llm_cli import answer, console
+from edge_llm_cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
+    from edge_llm_chat.launch import Wish
+
+    from edge_llm.config import EngineConfig
     from edge_llm.engine.engine import Engine
 
+_web_option = partial(typer.Option, rich_help_panel="In a browser")
 _HELP = "/exit leaves, /reset forgets the conversation, /system TEXT sets the system message and starts anew"
 
 
@@ -39,6 +45,20 @@ def chat(
         ),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, without the full screen.")] = False,
+    web: Annotated[
+        bool, _web_option("--web", help="In a browser: prints a link that opens it once; at most four chats.")
+    ] = False,
+    web_port: Annotated[
+        int | None, _web_option(min=0, max=65535, help="Port to listen on (default: 8081); 0 is any that is free.")
+    ] = None,
+    web_host: Annotated[
+        str | None,
+        _web_option(metavar="ADDRESS", help="Address to listen on (default: this machine's own, 127.0.0.1)."),
+    ] = None,
+    web_url: Annotated[
+        str | None,
+        _web_option(metavar="URL", help="How browsers call it, where that is another address: a proxy's, for example."),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help=f"Most tokens of one answer; default: {USUAL_MAX_TOKENS}.")
     ] = None,
@@ -59,7 +79,7 @@ def chat(
     cache: answer.CacheOption = None,
     private: answer.PrivateOption = False,
 ) -> None:
-    """Talk with a model, on the full screen of a terminal or line by line."""
+    """Talk with a model: on the full screen of a terminal, line by line, or in a browser."""
     if resume + last + new > 1:
         raise ParameterError("--resume, --last and --new exclude one another")
     options = answer.EngineOptions(
@@ -74,13 +94,23 @@ def chat(
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     parameters = {name: value for name, value in given.items() if value is not None}
-    if not plain and _has_screen():
+    listen = {"host": web_host, "port": web_port, "url": web_url}
+    given_listen = {name: value for name, value in listen.items() if value is not None}
+    if web and plain:
+        raise ParameterError("--web and --plain exclude one another")
+    if given_listen and not web:
+        raise ParameterError("--web-host, --web-port and --web-url need --web")
+    if web or (not plain and _has_screen()):
         from edge_llm_chat.launch import Wish, launch
 
         text = None if system is None else answer.argument_text(system)
         tools = tuple(map(answer.argument_text, tool or ()))
         shared = all(given is None for given in (context, context_policy, threads, provider, kv_dtype, cache))
-        launch(model, answer.engine_config(options), Wish(last, resume, text, parameters, tools, server, shared))
+        wish = Wish(last, resume, text, parameters, tools, server, shared)
+        if web:
+            _launch_web(model, answer.engine_config(options), wish, given_listen)
+        else:
+            launch(model, answer.engine_config(options), wish)
         return
     if resume or last or server or tool:
         hint = "leave out --plain" if plain else "start the chat in a terminal, with nothing piped into or out of it"
@@ -90,6 +120,14 @@ def chat(
         if console.is_terminal(sys.stdin):
             console.note(f"{engine.info.name}: {_HELP}")
         Conversation(engine, params, None if system is None else answer.argument_text(system)).loop()
+
+
+def _launch_web(model: str | None, config: EngineConfig, wish: Wish, listen: dict[str, Any]) -> None:
+    """In a browser, until Ctrl-C."""
+    from edge_llm_chat.web.launch import WebAddress, launch_web
+
+    with ProgressDisplay() as progress:
+        launch_web(model, config, wish, WebAddress(**listen), note=console.note, progress=progress)
 
 
 def _has_screen() -> bool:

@@ -169,7 +169,8 @@ def _kernels() -> dict[str, Any]:
 
 def _providers() -> dict[str, Any]:
     """Of plugins that are installed, what they really compute on."""
-    from edge_llm.model.providers import PLUGINS, provider_state
+    from edge_llm.model.plugins import PLUGINS
+    from edge_llm.model.providers import provider_state
 
     facts = {}
     for name in PLUGINS:
@@ -259,12 +260,14 @@ def _what_runs(findings: dict[str, dict[str, Any]]) -> str:
         config = load_config()
     except EdgeLLMError:
         return "nothing: see the errors above"
-    if "computes on" in findings["providers"].get(config.provider, ""):
-        return f"static, {findings['providers'][config.provider]}"
+    wanted = findings["providers"].get(config.provider, "")
+    if "computes on" in wanted:
+        return f"static, {wanted}"
+    instead = f"; not on {config.provider}: {wanted}" if wanted else ""
     faults = [name for name in ("cpu", "onnxruntime", "kernels") if "error" in findings[name]]
     if faults or config.layout == "static":
         if find_spec("onnxruntime") is None:
             return "nothing: see the errors above"
         why = f"see the errors of {', '.join(faults)}" if faults else "as the setting layout says"
-        return f"static, on the CPU by stock ops, which is slower: {why}"
-    return f"ring, on the CPU, with {findings['threads'].get('used', '?')} threads"
+        return f"static, on the CPU by stock ops, which is slower: {why}{instead}"
+    return f"ring, on the CPU, with {findings['threads'].get('used', '?')} threads{instead}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +44,7 @@ def evaluate(
 
     config = load_config(kv_type=kv_dtype, threads=threads, provider=provider)
     static = config.layout == "static" or config.provider not in ("auto", "cpu")
-    with ProgressDisplay() as progress:
+    with _ended_by_sigterm(), ProgressDisplay() as progress:
         folder = resolve(model, progress)
         manifest = ModelManifest.read(folder)
         result = evaluation.evaluate(
@@ -61,6 +64,24 @@ def evaluate(
         console.data(values)
     else:
         console.table([(name, f"{value:.6g}") for name, value in values.items()])
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the program by an exception meanwhile, so that nothing large is left in the temporary folder; a second one
+    ends it at once. One that is ignored (nohup) stays so."""
+
+    def leave(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _read_text(path: Path) -> str:

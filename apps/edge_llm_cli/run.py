@@ -281,6 +281,7 @@ def _as_object(result: Answer, model: str, load_s: float) -> dict[str, object]:
             "prefill_tokens_per_s": _prefill_speed(result),
             "decode_tokens_per_s": timings.decode_tokens_per_s,
             "tpot_s": timings.tpot_s,
+            **({} if timings.joules is None else {"joules": timings.joules}),
             "peak_rss_mb": peak_rss_mb(),
         },
     }
@@ -301,6 +302,8 @@ def _statistics(result: Answer, load_s: float) -> str:
         parts.append(f"prefill {prefill:.0f} tokens/s")
     if timings.decode_tokens_per_s is not None:
         parts.append(f"decode {timings.decode_tokens_per_s:.1f} tokens/s")
+    if timings.joules is not None and usage.completion_tokens:
+        parts.append(f"{timings.joules / usage.completion_tokens:.3f} J a token")
     peak = peak_rss_mb()
     if peak is not None:
         parts.append(f"peak memory {peak:.0f} MB")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_llm.errors import InputError
+from edge_llm.errors import DownloadError, EdgeLLMError, InputError, IntegrityError, ModelFormatError, StorageError
 from edge_llm_cli import answer, console
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -21,19 +21,25 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", "-m", help="Name of a model, its folder, or a FILE.gguf; repeatable, the first is default."
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Name of a model, its folder, or a FILE.gguf; repeatable, the first answers who names none.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs keys.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; another than this machine's own needs keys.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8080,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port to listen on; 0 is any that is free.")] = 8080,
     uds: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Unix socket to listen on as well; default: one in the runtime folder."),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who may ask: lines of NAME KEY, readable by its owner only.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Who may ask: a file with a line NAME KEY each, which only its owner may read."
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -42,31 +48,44 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A web page that may use this server; repeatable.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests of a key.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Most computed tokens of a key.")] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Most requests of a key at a time.")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(metavar="N", help="Most requests of one key in a minute; default: any number.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(metavar="N", help="Most tokens computed for one key in a minute; default: any number.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(metavar="N", help="Most requests of one key at the same time; default: any number.")
+    ] = None,
     keep_alive: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Unload a model that nobody asked for so long; default: never."),
+        typer.Option(metavar="SECONDS", help="Unload a model that nobody has asked for so long; default: never."),
     ] = None,
     fallback: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Answers where the wanted model cannot be loaded.")
+        str | None, typer.Option(metavar="MODEL", help="The model that answers where the wanted one cannot be loaded.")
     ] = None,
     quality_watch: Annotated[
         float | None,
-        typer.Option(metavar="HOURS", help="Compare what the models say with what they said at import, so often."),
+        typer.Option(
+            metavar="HOURS",
+            help="Every so often compare what the models say with what they said at import; default: never.",
+        ),
     ] = None,
-    grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long answers may go on after SIGTERM.")] = 10.0,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long answers may go on after SIGTERM or Ctrl-C.")
+    ] = 10.0,
     slots: Annotated[
         int | None,
-        answer.engine_option(help="Conversations that are answered at the same time."),
+        answer.engine_option(metavar="N", help="Conversations that are answered at the same time; default: 8."),
     ] = None,
     context: answer.ContextOption = None,
     threads: answer.ThreadsOption = None,
     provider: answer.ProviderOption = None,
     kv_dtype: answer.KvOption = None,
     cache: answer.SeldomCacheOption = None,
-    private: answer.PrivateOption = False,
+    private: Annotated[
+        bool, answer.kept_option("--private", help="Keep nothing on disk; files and batches are refused.")
+    ] = False,
 ) -> None:
     """Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API under /v1, Ollama's under /api."""
     _require_server()
@@ -105,8 +124,14 @@ def serve(
         quality_watch_s=None if quality_watch is None else quality_watch * 3600,
     )
     with ProgressDisplay() as progress:
-        wanted = dict.fromkeys((*settings.models, *([fallback] if fallback else ())))
-        folders = {name: resolve(name, progress) for name in wanted}
+        folders: dict[str, Path | EdgeLLMError] = {}
+        for name in dict.fromkeys((*settings.models, *([fallback] if fallback else ()))):
+            try:
+                folders[name] = resolve(name, progress)
+            except (ModelFormatError, IntegrityError, StorageError, DownloadError) as error:
+                if fallback in (None, name):
+                    raise
+                folders[name] = error
         launch(settings, folders, config, note=console.note, progress=progress)
 
 

@@ -105,6 +105,7 @@ def timings(end: Finished) -> dict[str, Any]:
         "ttft_ms": None if times.ttft_s is None else times.ttft_s * 1000,
         "draft_n": usage.draft_tokens,
         "draft_n_accepted": usage.accepted_draft_tokens,
+        **({} if times.joules is None else {"joules": times.joules}),
     }
 
 

@@ -62,6 +62,7 @@ class ApiError(Exception):
         message = f"{error} ({error.hint})" if error.hint else str(error)
         match error:
             case errors.ContextLengthError():
+                message = f"{error} (send less, or where there is `truncation`, ask for `auto`)"
                 numbers = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context}
                 kind, code = "exceed_context_size_error", "context_length_exceeded"
                 return cls(400, message, kind=kind, param=param, code=code, extra=numbers)

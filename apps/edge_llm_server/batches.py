@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,6 +19,7 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, StorageError
 from edge_llm.paths import private_dir
 from edge_llm_server.api_error import ApiError
+from edge_llm_server.batch import Batch
 from edge_llm_server.exchange import Log, place_of
 from edge_llm_server.files import FileStore, write_json
 
@@ -36,54 +34,6 @@ MAX_ENDED = 256
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
-_ID = re.compile(r"batch_[0-9a-f]{24}")
-_OPEN = frozenset({"validating", "in_progress", "cancelling"})
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One batch; times are Unix times, by the name of the status that they began."""
-
-    id: str
-    owner: str
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    model: str
-    metadata: dict[str, str] | None = None
-    status: str = "validating"
-    times: dict[str, int] = field(default_factory=dict)
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    fault: str | None = None
-
-    def entered(self, status: str, **changes: Any) -> Batch:
-        return replace(self, status=status, times={**self.times, status: int(time.time())}, **changes)
-
-    def shown(self) -> dict[str, Any]:
-        """OpenAI's batch object."""
-        names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-        fault = {"object": "list", "data": [{"code": "failed", "message": self.fault, "line": None, "param": None}]}
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": self.endpoint,
-            "errors": fault if self.fault else None,
-            "input_file_id": self.input_file_id,
-            "completion_window": self.completion_window,
-            "status": self.status,
-            "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id,
-            "created_at": self.times["validating"],
-            **{f"{name}_at": self.times.get(name) for name in names},
-            "expires_at": None,
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "metadata": self.metadata,
-            "model": self.model,
-        }
 
 
 class Batches:
@@ -99,7 +49,9 @@ class Batches:
         self._folder, self._host, self._log = folder, host, log
         self._changed = threading.Condition()
         self._closing = False
-        self._batches = {batch.id: batch for path in folder.glob("batch_*.json") if (batch := _read(path)) is not None}
+        self._batches = {
+            batch.id: batch for path in folder.glob("batch_*.json") if (batch := Batch.read(path)) is not None
+        }
         self._stop_running: Callable[[], None] | None = None
         self._running: str | None = None
         self._thread = threading.Thread(target=self._work, name="edge-llm batches", daemon=True)
@@ -109,7 +61,7 @@ class Batches:
         """Raises `ApiError` for a file that is not there, or too many batches."""
         self.files.get(input_file_id, owner)
         with self._changed:
-            waiting = [batch for batch in self._batches.values() if batch.owner == owner and batch.status in _OPEN]
+            waiting = [batch for batch in self._batches.values() if batch.owner == owner and batch.open]
             if len(waiting) >= MAX_OPEN:
                 raise ApiError.too_many(f"{MAX_OPEN} batches of this key are not done", 60.0)
             self._forget_old(owner)
@@ -120,7 +72,7 @@ class Batches:
 
     def _forget_old(self, owner: str) -> None:
         """Leave room for one more of an owner's batches; the lock is held."""
-        ended = [batch for batch in self._batches.values() if batch.owner == owner and batch.status not in _OPEN]
+        ended = [batch for batch in self._batches.values() if batch.owner == owner and not batch.open]
         for batch in sorted(ended, key=lambda batch: batch.times["validating"])[: max(0, len(ended) - MAX_ENDED + 1)]:
             (self._folder / f"{batch.id}.json").unlink(missing_ok=True)
             del self._batches[batch.id]
@@ -183,7 +135,7 @@ class Batches:
                     self._running = self._stop_running = None
 
     def _next(self) -> Batch | None:
-        waiting = [batch for batch in self._batches.values() if batch.status in _OPEN]
+        waiting = [batch for batch in self._batches.values() if batch.open]
         return min(waiting, key=lambda batch: batch.times["validating"], default=None)
 
     def _answer(self, batch: Batch) -> None:
@@ -304,12 +256,3 @@ def _counts(results: Any) -> dict[str, Any]:
 def _stop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
     with contextlib.suppress(RuntimeError):  # it has ended by itself
         loop.call_soon_threadsafe(task.cancel)
-
-
-def _read(path: Path) -> Batch | None:
-    """A stored batch; None for what is none."""
-    try:
-        batch = Batch(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    return batch if _ID.fullmatch(batch.id) and isinstance(batch.times.get("validating"), int) else None

@@ -114,12 +114,11 @@ class Engines:
     async def _enter(
         self, name: str, wait_s: float | None
     ) -> tuple[AbstractContextManager[EngineClient], EngineClient]:
+        ready = self._host.open_ready(name)
+        if ready is not None:
+            return ready, ready.__enter__()
         manager = self._host.open(name)
-        if any(info.name == name for info in self._host.loaded()):
-            wait_s = None  # it only has to be held
-            entering = asyncio.get_running_loop().run_in_executor(self._threads, manager.__enter__)
-        else:
-            entering = _in_background(manager.__enter__)
+        entering = _in_background(manager.__enter__)
         try:
             return manager, await asyncio.wait_for(asyncio.shield(entering), wait_s)
         except TimeoutError:

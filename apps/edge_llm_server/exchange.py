@@ -13,6 +13,8 @@ from edge_llm_server.keys import Scope
 
 STATE = "edge_llm.exchange"
 """the scope's key under which the application finds it"""
+RETRIES = b"x-stainless-retry-count"
+"""header in which the clients of OpenAI and Anthropic say how often they have sent a request before"""
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -31,6 +33,8 @@ class Exchange:
     status: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    retry: bool = False
+    """whether the client says that it has asked this before"""
     model: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
     """prompt_tokens, cached_tokens and completion_tokens of all its answers"""
@@ -66,17 +70,21 @@ class Exchange:
 
 
 class RequestCounts:
-    """How many requests each path has answered with each status. For the event loop's thread; any may copy."""
+    """How many requests each path has answered with each status (`answered`), how many of its streams have failed after a
+    200 (`failed_streams`), and how many requests were sent again (`retries`). For the event loop's thread."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, int]] = Counter()
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.failed_streams: Counter[str] = Counter()
+        self.retries = 0
 
     def add(self, exchange: Exchange) -> None:
         """A path that is none of ours counts as `other`: anybody may think of more."""
-        self._counts[exchange.route or "other", exchange.status] += 1
-
-    def copy(self) -> dict[tuple[str, int], int]:
-        return dict(self._counts)
+        path = exchange.route or "other"
+        self.answered[path, exchange.status] += 1
+        self.retries += exchange.retry
+        if exchange.status == 200 and exchange.fault is not None:
+            self.failed_streams[path] += 1
 
 
 def request_id(given: list[bytes]) -> str:

@@ -23,10 +23,10 @@ from edge_llm.messages import Event, Finished, FinishReason
 from edge_llm_server.answer import Answer
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.engines import Engines
-from edge_llm_server.exchange import STATE, Exchange
+from edge_llm_server.exchange import STATE, Exchange, place_of
+from edge_llm_server.fields import NO_NAMES, Names, refusal
 from edge_llm_server.security import Receive, Send
 from edge_llm_server.shape import Encoder, Shape, StreamShape
-from edge_llm_server.translate import parameter_of
 
 _EVENTS_A_TURN = 8
 _Batch = list[tuple[int, Event]]
@@ -47,10 +47,12 @@ class Generate(Response):
         *,
         param: str,
         stream: bool,
+        names: Names = NO_NAMES,
     ) -> None:
-        """`param` is the field of the body that a prompt which is too long came from; to `stream` takes a `StreamShape`."""
+        """`param` is the field of the body that a prompt which is too long came from, `names` what the client calls others;
+        to `stream` takes a `StreamShape`."""
         self._engines, self._model, self._requests, self._shape = engines, model, requests, shape
-        self._param, self._stream = param, stream
+        self._param, self._stream, self._names = param, stream, names
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[STATE]
@@ -60,7 +62,7 @@ class Generate(Response):
             shape = self._shape(client.info)
             try:
                 if self._stream:
-                    await self._tell_pieces(cast("StreamShape", shape), client, answers, listener, send)
+                    await self._tell_pieces(cast("StreamShape", shape), client, answers, listener, send, exchange)
                 else:
                     await self._gather(client, answers, listener)
                     await _tell_whole(shape.whole(answers), send)
@@ -73,7 +75,7 @@ class Generate(Response):
         except QueueFullError:
             raise
         except EdgeLLMError as error:
-            raise ApiError.of(error, parameter_of(error) or self._param) from None
+            raise refusal(error, self._param, self._names) from None
         listener.add(handles)
         return handles
 
@@ -111,7 +113,13 @@ class Generate(Response):
                 _check_end(answer.end)
 
     async def _tell_pieces(
-        self, shape: StreamShape, client: EngineClient, answers: Sequence[Answer], listener: _Listener, send: Send
+        self,
+        shape: StreamShape,
+        client: EngineClient,
+        answers: Sequence[Answer],
+        listener: _Listener,
+        send: Send,
+        exchange: Exchange,
     ) -> None:
         encoder = shape.stream()
         try:
@@ -129,11 +137,12 @@ class Generate(Response):
             ):
                 async for batch in batches:
                     await _tell(batch, encoder, answers, listener, voice)
-            await voice.say(encoder.closing(answers))
+            last = encoder.closing(answers)
         except (ApiError, EdgeLLMError) as error:
+            exchange.fault = place_of(error)  # what has begun with a 200 has no status that says so
             told = error if isinstance(error, ApiError) else ApiError.of(error, self._param)
-            await voice.say(encoder.error(told))
-        await send({"type": "http.response.body", "body": b""})
+            last = encoder.error(told)
+        await send({"type": "http.response.body", "body": last.encode()})
 
 
 async def _tell(batch: _Batch, encoder: Encoder, answers: Sequence[Answer], listener: _Listener, voice: _Voice) -> None:

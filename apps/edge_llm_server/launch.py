@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from edge_llm.engine.client import EngineClient
 from edge_llm.engine.host import EngineHost, usual_bytes
 from edge_llm.engine.process_client import ProcessClient
 from edge_llm.engine.supervisor import EngineState, Phase
-from edge_llm.errors import ParameterError, StorageError
+from edge_llm.errors import EdgeLLMError, ParameterError, StorageError
 from edge_llm.install.golden import Golden
 from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
@@ -29,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 def launch(
     settings: ServerSettings,
-    folders: Mapping[str, Path],
+    folders: Mapping[str, Path | EdgeLLMError],
     config: EngineConfig,
     *,
     note: Callable[[str], None],
@@ -37,10 +38,17 @@ def launch(
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until the first model cannot be loaded, which raises its error.
 
-    `folders` are those of the models and the fallback of the settings; each is offered under the name in its manifest.
-    `note` is given lines for whoever started it. Raises `InputError` for an address that cannot be listened on.
+    `folders` are those of the models and the fallback of the settings; each is offered under the name in its manifest. One that
+    cannot be used has its error there: under the name that it was asked for by the fallback answers. `note` is given lines
+    for whoever started it. Raises `InputError` for an address that cannot be listened on.
     """
-    cards = {model: ModelCard.read(folder) for model, folder in folders.items()}
+    faults = {Path(model): fault for model, fault in folders.items() if isinstance(fault, EdgeLLMError)}
+    cards = {model: ModelCard.read(folder) for model, folder in folders.items() if isinstance(folder, Path)}
+    for model, fault in folders.items():
+        if isinstance(fault, EdgeLLMError):
+            assert settings.fallback is not None, "only then is it let through"
+            cards[model] = replace(cards[settings.fallback], name=Path(model).name)
+            note(f"{fault}: {settings.fallback} answers for it")
     names = {model: card.name for model, card in cards.items()}
     if len(set(names.values())) < len(names):
         raise ParameterError(f"two models have the same name: {', '.join(sorted(names.values()))}")
@@ -57,10 +65,16 @@ def launch(
             note(f"{client.info.name}: {client.info.notice}")
         return client
 
+    def bytes_of(folder: Path) -> int:
+        if (fault := faults.get(folder)) is not None:
+            raise fault.with_traceback(None)
+        return usual_bytes(folder, config)
+
+    places = {names[model]: folder if isinstance(folder, Path) else Path(model) for model, folder in folders.items()}
     host = EngineHost(
-        {names[model]: folder for model, folder in folders.items()},
+        places,
         load,
-        bytes_of=lambda folder: usual_bytes(folder, config),
+        bytes_of=bytes_of,
         budget_bytes=_budget(),
         keep_alive_s=math.inf if settings.keep_alive_s is None else settings.keep_alive_s,
     )
@@ -69,7 +83,7 @@ def launch(
     goldens = (
         {}
         if settings.quality_watch_s is None
-        else _goldens({names[model]: folder for model, folder in folders.items()}, note)
+        else _goldens({names[model]: folder for model, folder in folders.items() if isinstance(folder, Path)}, note)
     )
     serving = Serving(
         settings,

@@ -20,6 +20,13 @@ _LOADING_OPTIONS = frozenset(
      "use_mlock", "embedding_only", "num_thread", "num_keep")
 )  # fmt: skip
 """how Ollama would load a model; a context that is too small is an error here, never a silent cut"""
+NAMES = {
+    "max_tokens": "num_predict",
+    "response_format": "format",
+    "chat_template_kwargs": "think",
+    "truncation": "truncate",
+}
+"""what fields of OpenAI's chat are called here"""
 
 
 class CalledFunction(Body):

@@ -7,10 +7,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edge_llm.engine.request import Request
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.schemas import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Body, Number, OtherPart, Text, TextPart, Word
+from edge_llm_server.fields import refusals
+from edge_llm_server.schemas import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Body,
+    ChatBody,
+    Generation,
+    OtherPart,
+    Text,
+    TextPart,
+    Word,
+)
+from edge_llm_server.translate import Caller, chat_requests, checked
 
 LOGPROBS = "message.output_text.logprobs"
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+"""what fields of OpenAI's chat are called here"""
 
 
 class RefusedPart(Body):
@@ -69,16 +90,12 @@ class ReasoningOptions(Body):
     summary: Word | None = None
 
 
-class ResponseBody(Body):
+class ResponseBody(Generation):
     """POST /v1/responses. Nothing is stored: whoever goes on sends the conversation again."""
 
-    model: Word | None = None
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
-    stream: bool | None = None
     max_output_tokens: int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
     top_logprobs: int | None = None
     include: Annotated[list[Word], Field(max_length=16)] | None = None
     text: TextOptions | None = None
@@ -86,12 +103,8 @@ class ResponseBody(Body):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    service_tier: Literal["auto", "default", "flex", "priority", "scale", "batch"] | None = None
     metadata: Annotated[dict[str, Text], Field(max_length=16)] | None = None
     user: Text | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     previous_response_id: Word | None = None
     conversation: Any = None
     prompt: Any = None
@@ -107,6 +120,10 @@ class ResponseBody(Body):
                 )
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise ApiError.invalid("text.verbosity is not supported", "text", "unsupported_parameter")
+        if self.response_format is not None:
+            raise ApiError.invalid("a response's format is given in text.format", "response_format")
+        if self.n not in (None, 1):
+            raise ApiError.invalid("a response has one answer", "n", "unsupported_parameter")
         fields: dict[str, Any] = {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
@@ -116,8 +133,7 @@ class ResponseBody(Body):
             "logprobs": self.wants_logprobs,
             "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
         }
-        same = ("temperature", "top_p", "parallel_tool_calls", "truncation", "service_tier", "seed", "stop")
-        fields |= {name: getattr(self, name) for name in same}
+        fields |= self.model_dump(include={*Generation.model_fields, "parallel_tool_calls"}, exclude_none=True)
         if self.tools:
             fields["tools"] = [_tool(tool) for tool in self.tools]
         return fields
@@ -142,6 +158,12 @@ class ResponseBody(Body):
         if form is None or form.get("type") != "json_schema":
             return form
         return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
+
+
+def response_requests(body: ResponseBody, caller: Caller) -> list[Request]:
+    """The one request. Raises `ApiError`."""
+    with refusals(names=NAMES):
+        return chat_requests(checked(ChatBody, body.as_chat()), caller)
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:

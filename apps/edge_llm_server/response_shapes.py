@@ -32,6 +32,8 @@ class ResponseReply:
             tokens = answer.tokens if self.body.wants_logprobs else ()
             items.append(message_item(new_id("msg_"), answer.text, tokens))
         items += [call_item(new_id("fc_"), call) for call in answer.end.tool_calls]
+        if _is_cut(answer):
+            items[-1]["status"] = "incomplete"
         return self.ended(items, answer)
 
     def stream(self) -> ResponseStream:
@@ -46,7 +48,7 @@ class ResponseReply:
             "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
             "total_tokens": used.prompt_tokens + used.completion_tokens,
         }
-        cut = answer.reason == "length"
+        cut = _is_cut(answer)
         head = self.head("incomplete" if cut else "completed", items)
         details = {"reason": "max_output_tokens"} if cut else None
         numbers = {"timings": timings(answer.end), "seed": answer.end.seed}
@@ -68,6 +70,10 @@ class ResponseReply:
             "store": False,
             "usage": None,
         }
+
+
+def _is_cut(answer: Answer) -> bool:
+    return answer.reason == "length"
 
 
 _ECHOED = {
@@ -146,10 +152,10 @@ class ResponseStream(ServerSentEvents):
         return ""
 
     def ending(self, index: int, answer: Answer) -> str:
-        told = self._close()
-        if not self._items:  # an answer without a word is still a message
-            told += self._more_text("message", "", ()) + self._close()
-        return told
+        told = ""
+        if self._open is None and not self._items:  # an answer without a word is still a message
+            told = self._more_text("message", "", ())
+        return told + self._close("incomplete" if _is_cut(answer) else "completed")
 
     def closing(self, answers: Sequence[Answer]) -> str:
         response = self._reply.ended(self._items, answers[0])
@@ -187,7 +193,7 @@ class ResponseStream(ServerSentEvents):
         where = {"item_id": self._open.item_id, "output_index": self._place}
         return told + self._say("response.function_call_arguments.delta", **where, delta=event.arguments)
 
-    def _close(self) -> str:
+    def _close(self, status: str = "completed") -> str:
         """The last events of the item that is open."""
         item, told = self._open, ""
         if item is None:
@@ -205,6 +211,7 @@ class ResponseStream(ServerSentEvents):
                 part = whole["content"][0]
                 told = self._part("response.output_text.done", text=text, logprobs=part["logprobs"])
                 told += self._part("response.content_part.done", part=part)
+        whole["status"] = status
         told += self._say("response.output_item.done", output_index=self._place, item=whole)
         self._items.append(whole)
         self._open = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from edge_llm_batch.lines import MAX_LINE_BYTES
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batches import Batches
@@ -19,17 +19,27 @@ from edge_llm_server.multipart import read_form
 from edge_llm_server.routes_openai import body_of
 from edge_llm_server.schemas import Body, Text, Word
 from edge_llm_server.service import Service
+from edge_llm_server.translate import checked
 
 
 class BatchBody(Body):
     """POST /v1/batches. Lines are answered as soon as there is time: `completion_window` is taken and changes nothing."""
 
     input_file_id: Word
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Word = "24h"
     model: Word | None = None
     """which of the served models answers; else the one that the first line names"""
     metadata: Annotated[dict[str, Text], Field(max_length=16)] | None = None
+
+
+class ListQuery(BaseModel):
+    """GET /v1/files and /v1/batches."""
+
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    after: Word | None = None
+    order: Literal["asc", "desc"] = "desc"
+    purpose: Word | None = None
 
 
 def router(service: Service) -> APIRouter:
@@ -57,7 +67,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/files")
     async def files(request: Request) -> Any:
-        return _listed([file.shown() for file in await run(batches().files.all, _owner(request))])
+        return _listed([file.shown() for file in await run(batches().files.all, _owner(request))], request)
 
     @routes.get("/v1/files/{file_id}")
     async def file(request: Request, file_id: str) -> Any:
@@ -93,7 +103,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/batches")
     async def listed(request: Request) -> Any:
-        return _listed([batch.shown() for batch in batches().all(_owner(request))])
+        return _listed([batch.shown() for batch in batches().all(_owner(request))], request)
 
     @routes.get("/v1/batches/{batch_id}")
     async def batch(request: Request, batch_id: str) -> Any:
@@ -134,8 +144,17 @@ def _keep(batches: Batches, scratch: Path, content_type: str, owner: str) -> Sto
     return batches.files.keep(scratch, form.start, form.end, filename=form.filename, purpose="batch", owner=owner)
 
 
-def _listed(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    ends = (
-        {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {"first_id": None, "last_id": None}
-    )
-    return {"object": "list", "data": entries, **ends, "has_more": False}
+def _listed(entries: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    """The part of the `entries`, newest first, that the request's query asks for. Raises `ApiError`."""
+    query = checked(ListQuery, request.query_params)
+    if query.purpose is not None:
+        entries = [entry for entry in entries if entry.get("purpose") == query.purpose]
+    if query.order == "asc":
+        entries = entries[::-1]
+    ids = [entry["id"] for entry in entries]
+    if query.after is not None and query.after not in ids:
+        raise ApiError.invalid("there is nothing with the id that is given as after", "after")
+    first = 0 if query.after is None else ids.index(query.after) + 1
+    page = entries[first : first + query.limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ends, "has_more": first + query.limit < len(entries)}

@@ -12,8 +12,9 @@ from edge_llm.engine.info import EngineInfo
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.embedding_shapes import OllamaEmbedBody, OllamaEmbedReply, check_dimensions, embedding_requests
+from edge_llm_server.fields import refusals
 from edge_llm_server.generate import Generate
-from edge_llm_server.ollama_bodies import OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
+from edge_llm_server.ollama_bodies import NAMES, OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
 from edge_llm_server.ollama_shapes import OllamaReply, Words, chat_words, generate_words, loaded
 from edge_llm_server.routes_openai import body_of, caller_of
 from edge_llm_server.schemas import ChatBody, CompletionBody
@@ -51,7 +52,8 @@ def router(service: Service) -> APIRouter:
         name = engines.name_of(_untagged(body.model))
         if not body.messages:
             return await _load(service, name, chat_words)
-        requests = chat_requests(checked(ChatBody, body.as_chat()), caller_of(request, service))
+        with refusals(names=NAMES):
+            requests = chat_requests(checked(ChatBody, body.as_chat()), caller_of(request, service))
         return _generate(service, name, body, requests, chat_words, "messages")
 
     @routes.post("/generate")
@@ -60,11 +62,13 @@ def router(service: Service) -> APIRouter:
         name = engines.name_of(_untagged(body.model))
         if not body.prompt:
             return await _load(service, name, generate_words)
-        fields, caller = body.as_chat(), caller_of(request, service)
-        if body.raw:
-            requests = completion_requests(checked(CompletionBody, fields), caller)
-        else:
-            requests = chat_requests(checked(ChatBody, fields), caller)
+        caller = caller_of(request, service)
+        with refusals(names={**NAMES, "messages": "prompt"}):
+            fields = body.as_chat()
+            if body.raw:
+                requests = completion_requests(checked(CompletionBody, fields), caller)
+            else:
+                requests = chat_requests(checked(ChatBody, fields), caller)
         return _generate(service, name, body, requests, generate_words, "prompt")
 
     @routes.post("/embed")
@@ -103,7 +107,8 @@ def _generate(service: Service, name: str, body: OllamaBody, requests: Any, word
     def shape(info: EngineInfo) -> OllamaReply:
         return OllamaReply(info.name, words, logprobs=bool(body.logprobs))
 
-    return Generate(service.engines, name, requests, shape, param=param, stream=body.stream is not False)
+    streams = body.stream is not False
+    return Generate(service.engines, name, requests, shape, param=param, stream=streams, names=NAMES)
 
 
 async def _load(service: Service, name: str, words: Words) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from edge_llm_server.completion_shapes import CompletionReply
 from edge_llm_server.embedding_shapes import EmbeddingBody, EmbeddingReply, check_dimensions, embedding_requests
 from edge_llm_server.exchange import STATE
 from edge_llm_server.generate import Generate
-from edge_llm_server.response_bodies import ResponseBody
+from edge_llm_server.response_bodies import NAMES, ResponseBody, response_requests
 from edge_llm_server.response_shapes import ResponseReply
 from edge_llm_server.schemas import ChatBody, CompletionBody, Generation
 from edge_llm_server.service import Service
@@ -45,7 +45,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> Any:
-        return _model(service, engines.name_of(name))
+        entry = _model(service, engines.name_of(name))
+        if "meta" in entry:
+            statistics = (await engines.run(engines.statistics)).get(entry["id"])
+            entry["meta"]["kv_cache_bytes"] = None if statistics is None else statistics.kv_cache_bytes
+        return entry
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
@@ -82,12 +86,12 @@ def router(service: Service) -> APIRouter:
     async def responses(request: Request) -> Any:
         body = await body_of(request, ResponseBody)
         name = engines.name_of(body.model)
-        requests = chat_requests(checked(ChatBody, body.as_chat()), caller_of(request, service))
+        requests = response_requests(body, caller_of(request, service))
 
         def shape(info: EngineInfo) -> ResponseReply:
             return ResponseReply(info.name, body)
 
-        return Generate(engines, name, requests, shape, param="input", stream=bool(body.stream))
+        return Generate(engines, name, requests, shape, param="input", stream=bool(body.stream), names=NAMES)
 
     @routes.post("/v1/embeddings")
     async def embeddings(request: Request) -> Any:

@@ -52,7 +52,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/metrics")
     async def metrics() -> Any:
         statistics = await engines.run(engines.statistics)
-        return Response(exposition(statistics, service.counts.copy(), dict(service.quality)), media_type=CONTENT_TYPE)
+        return Response(exposition(statistics, service.counts, dict(service.quality)), media_type=CONTENT_TYPE)
 
     @routes.post("/tokenize")
     async def tokenize(request: Request) -> Any:

@@ -1,12 +1,11 @@
 """What clients send, as pydantic models: types and sizes. Ranges are checked by `SamplingParams` and `Request`.
 
 Strict: a bool is no number and a text is no bool. Fields that nobody knows are ignored, as OpenAI's clients expect, unless
-they would change the answer: `REFUSED`.
+they would change the answer: those in `refused.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,51 +21,6 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Word = Annotated[str, Field(max_length=256)]
 Number = float
 Stops = Annotated[str, Field(max_length=256)] | Annotated[list[str], Field(max_length=16)]
-
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (0, 1),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "dynatemp_exponent": (1, 1.0),
-    "dynatemp_range": (0, 0.0),
-    "early_stopping": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "input_prefix": ("",),
-    "input_suffix": ("",),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "lora": ([],),
-    "min_keep": (0,),
-    "min_tokens": (0,),
-    "n_discard": (0,),
-    "n_keep": (0,),
-    "prompt_logprobs": (0,),
-    "repeat_last_n": (-1,),
-    "return_tokens_as_token_ids": (False,),
-    "samplers": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tfs_z": (1, 1.0),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""fields of other servers that would change the answer and are not done here, with the values that change nothing"""
 
 
 class Body(BaseModel):

@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_llm import machine
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.exchange import STATE, Exchange, Log, RequestCounts, place_of, request_id
+from edge_llm_server.exchange import RETRIES, STATE, Exchange, Log, RequestCounts, place_of, request_id
 from edge_llm_server.keys import KeyRing, Scope
 from edge_llm_server.limits import Limits
 from edge_llm_server.settings import ServerSettings
@@ -76,6 +76,7 @@ class Guard:
         started = self._clock()
         headers = _Headers(scope["headers"])
         exchange = Exchange(request_id(headers.all(b"x-request-id")), scope["method"], scope["path"])
+        exchange.retry = headers.all(RETRIES) not in ([], [b"0"])
         scope[STATE] = exchange
         body = _Body(receive, exchange, self._settings, upload=scope["path"] == UPLOAD)
         reply = _Reply(send, exchange, self._cors(headers))

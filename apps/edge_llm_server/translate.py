@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edge_llm.engine.request import Request
-from edge_llm.errors import EdgeLLMError, quoted
+from edge_llm.errors import quoted
 from edge_llm.messages import Message, Role, Tool, ToolCall
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import MAX_SEED, SamplingParams
 from edge_llm_server.api_error import ApiError
+from edge_llm_server.fields import misfit, refusals
+from edge_llm_server.refused import REFUSED
 from edge_llm_server.schemas import (
-    REFUSED,
     ChatBody,
     ChatMessage,
     CompletionBody,
@@ -53,17 +54,14 @@ class Caller:
 
 def checked(kind: type[B], raw: Mapping[str, Any]) -> B:
     """The body as a `kind`. Raises `ApiError` 400, naming what is wrong and what would change the answer unheard."""
-    for name, neutral in REFUSED.items():
-        value = raw.get(name)
-        if name not in kind.model_fields and value is not None and not any(_same(value, other) for other in neutral):
+    for name in sorted(raw.keys() & REFUSED.keys() - kind.model_fields.keys()):
+        value = raw[name]
+        if value is not None and not any(_same(value, neutral) for neutral in REFUSED[name]):
             raise ApiError.invalid(f"{name} is not supported", name, "unsupported_parameter")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        parameter = str(first["loc"][0]) if first["loc"] else None
-        raise ApiError.invalid(f"{quoted(name)}: {first['msg']}", parameter) from None
+        raise misfit(error, raw) from None
 
 
 def _same(value: object, other: object) -> bool:
@@ -141,9 +139,8 @@ def _content(given: ChatMessage) -> str:
 
 def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt: Any) -> Request:
     policy = {"auto": "slide", "slide": "slide", "disabled": "error", "error": "error", None: None}[body.truncation]
-    with _refusals("response_format"):
-        grammar = _grammar(body)
-    with _refusals():
+    grammar = _grammar(body)
+    with refusals():
         return Request(
             **prompt,
             params=params,
@@ -155,26 +152,6 @@ def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt:
             priority=_PRIORITIES.get(body.service_tier or "", "normal"),
             timeout_s=caller.timeout_s,
         )
-
-
-class _refusals:  # noqa: N801 - a context manager
-    """Errors of values become a 400 that names the field: the one they begin with, else `param`."""
-
-    def __init__(self, param: str | None = None) -> None:
-        self._param = param
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, EdgeLLMError):
-            raise ApiError.of(error, parameter_of(error) or self._param) from None
-
-
-def parameter_of(error: EdgeLLMError) -> str | None:
-    """The field of the body that an error begins with, if it does."""
-    found = re.match(r"[a-z]+(?:_[a-z]+)*", str(error))
-    name = found.group() if found else ""
-    return name if name in ChatBody.model_fields or name in CompletionBody.model_fields else None
 
 
 def _params(body: Generation, longest: int | None, *, logprobs: bool, top_logprobs: int) -> SamplingParams:
@@ -192,9 +169,23 @@ def _params(body: Generation, longest: int | None, *, logprobs: bool, top_logpro
         values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     if body.seed is not None and body.seed != -1:  # -1: any, to llama-server and Ollama
         values["seed"] = body.seed if body.seed >= 0 else body.seed + MAX_SEED + 1
-    with _refusals():
+    with refusals(names=_names(body)):
         given = {name: value for name, value in values.items() if value is not None}
         return SamplingParams(**given, logprobs=logprobs, top_logprobs=top_logprobs)
+
+
+def _names(body: Generation) -> dict[str, str]:
+    """Fields for which the body has another name."""
+    names = {}
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    elif body.max_tokens is None:
+        names["max_tokens"] = "n_predict"
+    if body.repetition_penalty is None:
+        names["repetition_penalty"] = "repeat_penalty"
+    if isinstance(body, CompletionBody):
+        names["top_logprobs"] = "logprobs"
+    return names
 
 
 def _either(body: Generation, name: str, other: str) -> Any:
@@ -231,12 +222,16 @@ def _seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
 def _grammar(body: Generation) -> Grammar | None:
     """What the answer must look like."""
     form = body.response_format
-    wanted = [
-        Grammar.regex(body.regex) if body.regex is not None else None,
-        Grammar.lark(body.grammar) if body.grammar else None,  # some clients always send an empty one
-        _of_format(form) if isinstance(form, JsonObjectFormat | SchemaFormat) else None,
-    ]
-    grammars = [grammar for grammar in wanted if grammar is not None]
+    grammars = []
+    if body.regex is not None:
+        with refusals("regex"):
+            grammars.append(Grammar.regex(body.regex))
+    if body.grammar:  # some clients always send an empty one
+        with refusals("grammar"):
+            grammars.append(Grammar.lark(body.grammar))
+    if isinstance(form, JsonObjectFormat | SchemaFormat):
+        with refusals("response_format"):
+            grammars.append(_of_format(form))
     if len(grammars) + (body.choices is not None) > 1:
         raise ApiError.invalid("response_format, grammar, regex and choices exclude one another", "response_format")
     return grammars[0] if grammars else None
@@ -252,7 +247,7 @@ def _tool(spec: ToolSpec) -> Tool:
     optional: dict[str, str] = {}
     if function.parameters is not None:
         optional["parameters"] = json.dumps(function.parameters, ensure_ascii=False)
-    with _refusals("tools"):
+    with refusals("tools"):
         return Tool(function.name, function.description or "", **optional)
 
 

@@ -108,22 +108,18 @@ class KVCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the tiles that hold committed rows."""
+        """Bytes of the memory that holds committed rows."""
         return sum(self.slot_bytes(slot) for slot in range(self.slots))
 
     def slot_bytes(self, slot: int) -> int:
         """The same of one slot."""
         kept = self._kept_tiles(int(self._lengths[slot]), int(self._written[slot]))
         tiles = {ring: int(mask.sum()) for ring, mask in kept.items()}
-        return sum(TILE * tiles[layer.ring] * layer.layer.row_bytes(self.kv_type) for layer in self.layers)
+        return sum(layer.held_bytes(slot, tiles[layer.ring]) for layer in self.layers)
 
     def bytes_of(self, rows: int) -> int:
-        """Bytes of the tiles that a conversation of so many rows takes at most."""
-        tiles = -(-rows // TILE)
-        return sum(
-            TILE * min(tiles, layer.ring.capacity // TILE) * layer.layer.row_bytes(self.kv_type)
-            for layer in self.layers
-        )
+        """Bytes that a conversation of so many rows takes at most."""
+        return sum(layer.bytes_of(rows) for layer in self.layers)
 
     @property
     def free_slots(self) -> int:

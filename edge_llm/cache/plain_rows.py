@@ -29,13 +29,21 @@ class PlainRows:
     """
 
     def __init__(
-        self, layer: LayerGeometry, ring: RingGeometry, *, slots: int, kv_type: KvType, allocate: Allocate = host_memory
+        self,
+        layer: LayerGeometry,
+        ring: RingGeometry,
+        *,
+        slots: int,
+        kv_type: KvType,
+        allocate: Allocate = host_memory,
+        whole: bool = False,
     ) -> None:
-        """`allocate` is for memory that a provider's device reads where it lies."""
+        """`allocate` is for memory that a provider's device reads where it lies; with `whole`, a slot has none or all."""
         if kv_type is not KvType.F32:
             raise ValueError("plain rows are float32")
         self.layer, self.ring, self.kv_type = layer, ring, kv_type
         self._allocate = allocate
+        self._fewest_rows = ring.capacity if whole else _FEWEST_ROWS
         self.arrays: dict[CacheLayer, list[np.ndarray]] = {
             field: [self._zeros(0) for _ in range(slots)] for field in (CacheLayer.KEYS, CacheLayer.VALUES)
         }
@@ -52,10 +60,15 @@ class PlainRows:
         held = self.arrays[CacheLayer.KEYS][slot].shape[1] * TILE
         if held >= needed:
             return
-        size = max(_FEWEST_ROWS, held)
-        while size < needed:
-            size *= 2
-        self._resize(slot, min(size, self.ring.capacity) // TILE)
+        self._resize(slot, self._room(needed) // TILE)
+
+    def bytes_of(self, rows: int) -> int:
+        """Bytes that a slot takes for the positions [0, rows)."""
+        return self._room(rows) * self.layer.row_bytes(self.kv_type)
+
+    def held_bytes(self, slot: int, _tiles: int) -> int:
+        """Bytes that a slot takes."""
+        return sum(arrays[slot].nbytes for arrays in self.arrays.values())
 
     def rows(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of a slot as far as there is room: views [1, kv_heads, rows, head_dim]."""
@@ -78,10 +91,8 @@ class PlainRows:
         if not kept.size:
             self._resize(slot, 0)
             return
-        size, most = _FEWEST_ROWS // TILE, self.arrays[CacheLayer.KEYS][slot].shape[1]
-        while size < kept[-1] + 1:
-            size *= 2
-        if size < most:
+        size = self._room(TILE * (int(kept[-1]) + 1)) // TILE
+        if size < self.arrays[CacheLayer.KEYS][slot].shape[1]:
             self._resize(slot, size)
         for arrays in self.arrays.values():
             arrays[slot][:, tiles[: arrays[slot].shape[1]]] = 0
@@ -107,6 +118,13 @@ class PlainRows:
         """A view [4, TILE / 4, ...] of one or more tiles [..., TILE, head_dim]: row r of a tile is [r // 16, r % 16]."""
         rows = np.moveaxis(array, -2, 0)
         return rows.reshape(4, TILE // 4, *rows.shape[1:])
+
+    def _room(self, rows: int) -> int:
+        """Rows of memory in which so many have room."""
+        size = self._fewest_rows if rows else 0
+        while size < min(rows, self.ring.capacity):
+            size *= 2
+        return min(size, self.ring.capacity)
 
     def _zeros(self, tiles: int) -> np.ndarray:
         heads, dim = self.layer.kv_heads, self.layer.head_dim

@@ -60,6 +60,14 @@ class TiledRows:
     def reserve(self, slot: int, rows: int) -> None:
         """Make room for the positions [0, rows): there always is."""
 
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of the tiles that the positions [0, rows) take at most."""
+        return min(-(-rows // TILE) * TILE, self.ring.capacity) * self.layer.row_bytes(self.kv_type)
+
+    def held_bytes(self, _slot: int, tiles: int) -> int:
+        """Bytes that a slot takes whose rows lie in so many tiles."""
+        return TILE * tiles * self.layer.row_bytes(self.kv_type)
+
     def tile_shapes(self) -> dict[CacheLayer, tuple[tuple[int, ...], type[np.generic]]]:
         """`tile_shapes` of this layer."""
         return tile_shapes(self.layer.head_dim, self.kv_type)

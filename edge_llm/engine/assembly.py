@@ -17,6 +17,7 @@ from edge_llm.cache.snapshot import LayerRows
 from edge_llm.cache.tiled_rows import LayerGeometry, TiledRows
 from edge_llm.config import EngineConfig, default_context, default_threads
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.energy import EnergyMeter, find_source
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
@@ -103,6 +104,7 @@ def _ring_engine(
         config=config,
         store=store,
         kv_budget=budget,
+        energy=energy_meter(config),
         notice="; ".join(notices),
     )
 
@@ -190,6 +192,12 @@ def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> i
             hint=f"ask for at most {trained}",
         )
     return config.context
+
+
+def energy_meter(config: EngineConfig) -> EnergyMeter | None:
+    """What tells how much energy steps take, if anything does."""
+    source = find_source(config.watts)
+    return None if source is None else EnergyMeter(source)
 
 
 def kv_budget(config: EngineConfig, cache: KVCache) -> int | None:

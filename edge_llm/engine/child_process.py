@@ -41,7 +41,7 @@ class ChildProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(),
+                env=clean_environment(),
                 process_group=0,  # a Ctrl-C at the terminal is not for it
             )
         except OSError as error:
@@ -87,8 +87,8 @@ class ChildProcess:
                 self._output = (self._output + data)[-_KEPT_OUTPUT:]
 
 
-def _environment() -> dict[str, str]:
-    """Ours without what an engine has no business with: keys and tokens, above all."""
+def clean_environment() -> dict[str, str]:
+    """Ours without what a process that we start has no business with: keys and tokens, above all."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -11,9 +11,10 @@ import numpy as np
 from edge_llm import machine
 from edge_llm.cache.blocks import BlockStore
 from edge_llm.cache.kv_cache import KVCache
-from edge_llm.cache.prefix_cache import PrefixCache, common_prefix
+from edge_llm.cache.prefix_cache import common_prefix
 from edge_llm.config import EngineConfig
 from edge_llm.engine.beams import Branch
+from edge_llm.engine.energy import EnergyMeter
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.pace import ChunkPolicy, Pace
@@ -22,6 +23,7 @@ from edge_llm.engine.recorder import Recorder
 from edge_llm.engine.request import Request
 from edge_llm.engine.scheduler import Capacity, Plan, Scheduler, Share
 from edge_llm.engine.sequence import Emit, Sequence
+from edge_llm.engine.slots import Slots
 from edge_llm.engine.waiting import QueueLimits
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, GenerationError, SessionError
 from edge_llm.messages import Event, Finished, FinishReason, PromptProgress, TextDelta
@@ -65,24 +67,24 @@ class EngineCore:
         config: EngineConfig,
         store: BlockStore | None = None,
         kv_budget: int | None = None,
+        energy: EnergyMeter | None = None,
         layout: str = "ring",
         provider: str = "cpu",
         notice: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefixes for longer than the engine. The cache has at least the config's slots: more of them keep rows
-        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `layout`, `provider` and
+        of those who do not run. It never holds more than `kv_budget` bytes (None: any) after a step. `energy` is
+        asked about each step. `layout`, `provider` and
         `notice` are told as `info`."""
         self.intake = intake
         self.cache = cache
-        self._prefixes = PrefixCache(cache, store)
-        self._shares_prefixes = config.prefix_cache != "off"
-        self._slots, self._kv_budget = config.slots, kv_budget
+        self._most_slots, self._kv_budget = config.slots, kv_budget
         self._layout, self._provider, self._notice = layout, provider, notice
         self.session = session
         """the model; whoever runs steps of their own (a benchmark) does so while no request runs"""
         self._clock = clock
-        self._recorder = Recorder()
+        self._recorder = Recorder(energy)
         self._pace = Pace(ChunkPolicy(config.max_chunk, config.mixed_chunk, config.mixed_pause_ms / 1000))
         self._scheduler = Scheduler(
             capacity=Capacity(config.slots, kv_budget, cache.bytes_of),
@@ -90,6 +92,8 @@ class EngineCore:
             pace=self._pace,
             limits=QueueLimits(config.queue_limit, config.max_queued_tokens),
         )
+        shares = config.prefix_cache != "off"
+        self._slots = Slots(cache, store, self._scheduler, self._recorder, shares_prefixes=shares, kv_budget=kv_budget)
 
     @property
     def info(self) -> EngineInfo:
@@ -98,7 +102,7 @@ class EngineCore:
         return EngineInfo(
             name=manifest.name,
             context=self.cache.context,
-            slots=self._slots,
+            slots=self._most_slots,
             vocab=manifest.dimensions.vocab,
             chats=self.intake.template is not None,
             tokenizer_digest=self.intake.tokenizer.digest,
@@ -117,7 +121,7 @@ class EngineCore:
     @property
     def free_slots(self) -> int:
         """Slots that no request runs in."""
-        return self._slots - self._scheduler.used_slots
+        return self._most_slots - self._scheduler.used_slots
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
@@ -142,6 +146,7 @@ class EngineCore:
             kv_cache_bytes=held,
             kv_cache_usage_perc=held / most if most else 0.0,
             rss_bytes=machine.resident_memory(),
+            energy_joules=self._recorder.joules,
         )
 
     def step(self) -> None:
@@ -153,6 +158,7 @@ class EngineCore:
         if not plan.shares:
             return
         start = self._clock()
+        self._recorder.began(start)
         try:
             logits = self.session.forward(plan.step)
         except SessionError as error:
@@ -160,8 +166,8 @@ class EngineCore:
             return
         chosen = self._select(plan, logits)
         now = self._clock()
-        self._pace.observe(plan.answers, plan.prompt_rows, plan.depth, now - start)
-        self._recorder.metrics.num_steps.add()
+        self._pace.observe(plan.answers, plan.prompt_rows, plan.depth, now - start, held=plan.held)
+        self._recorder.stepped(plan.shares, plan.step.rows, now, now - start)
         self._commit(chosen, now)
         self._emit(chosen)
 
@@ -175,21 +181,15 @@ class EngineCore:
                 error.__cause__ = failure
                 self._end(sequence, error)
         self.intake.close()
-        self._prefixes.close()
+        self._slots.prefixes.close()
         self.session.close()
         self.cache.close()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless slots, lengths and sequences agree."""
-        self.cache.check_integrity()
-        self._prefixes.check_integrity()
-        free = self.cache.free_slots + self._prefixes.idle_slots
-        taken = {slot: sequence for sequence in self._scheduler.sequences for slot in sequence.slots}
-        if len(taken) != self.cache.slots - free or self._scheduler.used_slots > self._slots:
-            raise AssertionError(f"{len(taken)} slots are in use, but {free} are free")
-        for slot, sequence in taken.items():
-            if self.cache.length(slot) != sequence.committed:
-                raise AssertionError(f"slot {slot} and its sequence disagree about the committed rows")
+        self._slots.check_integrity()
+        if self._scheduler.used_slots > self._most_slots:
+            raise AssertionError(f"{self._scheduler.used_slots} slots are promised, there are {self._most_slots}")
 
     # --- the parts of a step ---
 
@@ -200,51 +200,8 @@ class EngineCore:
                 self._finish(sequence, FinishReason.CANCELLED)
             elif sequence.deadline is not None and sequence.deadline <= now:
                 self._finish(sequence, FinishReason.TIMEOUT)
-        self._scheduler.admit(self._place, now)
-        while victims := self._scheduler.victims():
-            for sequence in victims:
-                self._park(sequence)
-            self._scheduler.admit(self._place, now)
-        return self._scheduler.plan(self._catch_up())
-
-    def _catch_up(self) -> set[Sequence]:
-        """Let prompts take over what others have read of them since; gives those that wait until there is more of it."""
-        waiting: set[Sequence] = set()
-        ahead: list[int] = []
-        for sequence in self._scheduler.reading():
-            assert sequence.slot is not None
-            if not sequence.shares_rows:
-                continue
-            if self._prefixes.awaits(sequence.slot, ahead):
-                waiting.add(sequence)
-                continue
-            ahead.append(sequence.slot)
-            rows = self._prefixes.catch_up(sequence.slot)
-            self._recorder.caught_up(sequence, rows)
-            sequence.found(rows)
-        return waiting
-
-    def _park(self, sequence: Sequence) -> None:
-        """Take somebody's slot; its rows stay with those of ended conversations for as long as there is room."""
-        assert sequence.slot is not None
-        if not sequence.shares_rows:  # it goes on from its prompt, lest it finds rows that it has not seen
-            rows = self._prefixes.rewind(sequence.slot, sequence.prompt_tokens)
-            sequence.read_next(sequence.ids[: sequence.prompt_tokens], rows)
-        self._prefixes.release(sequence.slot, keep=True)
-        self._scheduler.park(sequence)
-        self._recorder.metrics.num_preemptions.add()
-
-    def _place(self, sequence: Sequence) -> int | None:
-        """A slot for a sequence, with the rows of it that are known."""
-        placed = self._prefixes.acquire(sequence.ids, sequence.namespace if self._shares_prefixes else None)
-        if placed is None:
-            return None
-        self._recorder.placed(sequence, placed)
-        sequence.found(placed.rows)
-        if self._kv_budget is not None:
-            running = self._scheduler.reserved_bytes(sequence, *self._scheduler.running)
-            self._prefixes.shrink(self._kv_budget - running)
-        return placed.slot
+        self._slots.admit(now)
+        return self._scheduler.plan(self._slots.catch_up())
 
     def _select(self, plan: Plan, logits: np.ndarray) -> Chosen:
         """Ask each decoder that got logits, and let readers take theirs; one that fails leaves the step."""
@@ -286,9 +243,9 @@ class EngineCore:
             for segment in share.segments:
                 self.cache.commit(segment.slot, rows)
             sequence.committed += rows
-            self._prefixes.committed(sequence.slot)
+            self._slots.prefixes.committed(sequence.slot)
             if selection is not None and sequence.beams is not None:
-                sequence.beams.follow(selection.branches, Branch(sequence.slot, sequence.ids), self._prefixes)
+                sequence.beams.follow(selection.branches, Branch(sequence.slot, sequence.ids), self._slots.prefixes)
 
     def _emit(self, chosen: Chosen) -> None:
         for share, selection in chosen:
@@ -320,11 +277,10 @@ class EngineCore:
         except Exception as error:
             self._fail(sequence, error)
             return
-        assert sequence.slot is not None
         wanted = sequence.ids[: sequence.prompt_tokens] if ids is None else ids  # whoever comes next finds the prompt
         if wanted != sequence.ids:
             same = common_prefix(sequence.ids, wanted, len(wanted))
-            sequence.read_next(wanted, self._prefixes.rewind(sequence.slot, same))
+            self._slots.read_next(sequence, wanted, same)
         if ids is None:
             self._recorder.read(sequence, self._clock())
             if reader.text:
@@ -340,7 +296,8 @@ class EngineCore:
             if sequence.beams is not None and sequence.stream.finish is None:  # it is cut: the best so far has to do
                 deltas += sequence.stream.feed(sequence.beams.best)
             deltas += sequence.stream.flush()
-            last = sequence.finished(reason, self._clock())
+            now = self._clock()
+            last = sequence.finished(reason, now, self._recorder.joules_of(sequence, now))
         except Exception as error:
             self._fail(sequence, error)
             return
@@ -369,8 +326,5 @@ class EngineCore:
         sequence.ended = True
         self._scheduler.remove(sequence, self._clock())
         self._recorder.ended(sequence, last)
-        for slot in sequence.slots:
-            own = slot == sequence.slot
-            self._prefixes.release(slot, keep=own and isinstance(last, Finished))
-        sequence.slot = None
+        self._slots.release(sequence, keep=isinstance(last, Finished))
         sequence.emit(last)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_llm.engine.request import Request
 from edge_llm.engine.stream import TextStream
-from edge_llm.engine.tooling import Tooling, forces_calls
+from edge_llm.engine.tooling import Tooling, forces_calls, offered
 from edge_llm.errors import ParameterError
 from edge_llm.messages import FinishReason
 from edge_llm.model.manifest import ModelManifest
@@ -22,6 +22,7 @@ from edge_llm.sampling.decoders import (
     TriggeredDecoder,
     mask_without,
 )
+from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
 from edge_llm.sampling.speculation import SpeculativeDecoder
@@ -109,9 +110,19 @@ class Decoding:
         except ParameterError as error:
             if not forces_calls(request):
                 return None  # what the model decides to call is read, not ruled
+            fault = self._fault_of_a_tool(request) or str(error)
             raise ParameterError(
-                f"tool_choice {request.tool_choice} cannot be kept: {error}", hint=error.hint
+                f"tool_choice {request.tool_choice} cannot be kept: {fault}", hint=error.hint
             ) from None
+
+    def _fault_of_a_tool(self, request: Request) -> str | None:
+        """Whose parameters no grammar holds: the grammar of all tools is not what the caller wrote."""
+        for tool in offered(request):
+            try:
+                self._compiler().matcher(Grammar.json_schema(tool.parameters))
+            except ParameterError as error:
+                return f"the parameters of the tool {tool.name}: {error}"
+        return None
 
     def _compiler(self) -> GrammarCompiler:
         with self._lock:

@@ -98,7 +98,21 @@ class EngineHost:
         Others who ask meanwhile wait for the same load. Raises `ModelNotFoundError`; what `load` raises, to all who wait,
         and the next who asks tries again; `QueueFullError` if those in use leave no memory; `EngineStoppedError`.
         """
-        entry = self._hold(name)
+        with self._held(self._hold(name)) as client:
+            yield client
+
+    def open_ready(self, name: str) -> contextlib.AbstractContextManager[EngineClient] | None:
+        """As `open`, but held already, where nothing has to be waited for; else None. To be entered at once."""
+        with self._changed:
+            entry = self._entries.get(name)
+            if self._closing or entry is None or entry.state is not _State.READY:
+                return None
+            entry.users += 1
+        return self._held(entry)
+
+    @contextlib.contextmanager
+    def _held(self, entry: _Entry) -> Iterator[EngineClient]:
+        """The engine of an entry that is counted as used, until the end of the block."""
         try:
             assert entry.client is not None
             yield entry.client

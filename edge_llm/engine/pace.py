@@ -1,12 +1,14 @@
 """Pace: how many prompt rows a step takes while others are being answered, from what steps have cost.
 
 A step that also reads a prompt is slower, and everybody who is being answered waits for it. Few rows make the prompt late, for
-each step reads all weights, and all rows before, anew for them; many make the answers stutter. So there are two kinds:
+each step reads all weights, and all rows before, anew for them; many make the answers stutter. So there are
 
-    ordinary   as many rows as make a step RATIO times as long as without them; none where so few rows are dear
-    long       once in `_LONG_EVERY` steps, as many as a pause allows that a reader hardly sees
+    pauses           once in `_PAUSE_EVERY` steps, as much prompt as a time allows that a reader hardly sees: full steps in which
+                     nobody is answered, and a last one in which all are
+    ordinary steps   as many rows as make a step RATIO times as long as without them, where pauses alone would make prompts late;
+                     none where so few rows are dear
 
-A long step reads cheaply, and so rarely that the 95th percentile of the gaps between tokens does not see it. Costs are medians of
+Pauses read cheaply, and so rarely that the 95th percentile of the gaps between tokens does not see them. Costs are medians of
 the latest measurements: other programs on the machine make single ones worthless. No result depends on any of it.
 """
 
@@ -18,14 +20,16 @@ from statistics import median_low
 
 RATIO = 2.0
 """what an ordinary step may cost, in steps without prompt rows"""
-_LONG_EVERY = 24
-"""steps from one long one to the next, at least"""
-_LONG_STEPS = 60
-"""what a long step may cost, in steps without prompt rows: enough to read a prompt at two thirds of its speed alone"""
-_LONG_FROM = 3
-"""steps without prompt rows that a step takes if it was a long one"""
+_PAUSE_EVERY = 36
+"""steps from one pause to the next, at least: less than three in a hundred, for others may be late for other reasons"""
+_PAUSE_STEPS = 110
+"""what a pause may cost, in steps without prompt rows"""
+_ENOUGH_STEPS = 2 * _PAUSE_EVERY
+"""a pause of so many reads a prompt at two thirds of its speed alone, so that ordinary steps need not help"""
+_PAUSE_FROM = 3
+"""steps without prompt rows that a step takes if it was a pause"""
 _DEAR = 1.7
-"""how much more rows of ordinary steps may cost than those of long ones"""
+"""how much more rows of ordinary steps may cost than those of pauses"""
 _FIRST_ROWS = 16
 """while nothing is known"""
 _ENOUGH = 3
@@ -40,12 +44,20 @@ _DEPTHS = 512
 
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
-    """Most prompt rows of a step: `alone`, or `mixed` while others are being answered. A long step takes at most `pause_s`
-    seconds and `alone` rows; there are none if that is 0."""
+    """Most prompt rows of a step: `alone`, or `mixed` while others are being answered. A pause takes at most `pause_s`
+    seconds; there are none if that is 0."""
 
     alone: int
     mixed: int
     pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What a step may take of prompts: `rows`. Those who are answered stand still meanwhile if it `holds` them."""
+
+    rows: int
+    holds: bool = False
 
 
 class _Cost:
@@ -101,39 +113,55 @@ class _Plain:
 
 
 class Pace:
-    """Learns by `observe`, tells by `prompt_rows`. One thread."""
+    """Learns by `observe`, tells by `portion`. One thread."""
 
     def __init__(self, chunks: ChunkPolicy) -> None:
         self._chunks = chunks
         self._plain: dict[int, _Plain] = {}
-        self._row, self._long_row = _RowCosts(), _RowCosts()
-        self._since_long = _LONG_EVERY
+        self._row, self._pause_row = _RowCosts(), _RowCosts()
+        self._since_pause = _PAUSE_EVERY
+        self._spent_s = 0.0
+        """seconds of steps of the pause that goes on, in which nobody was answered"""
         self._most = 2 * _FIRST_ROWS
 
-    def prompt_rows(self, answered: int, depth: int) -> int:
-        """Rows that the next step may take of a prompt of which `depth` are there, while `answered` requests are answered;
-        0: none this time."""
+    def portion(self, answered: int, depth: int, pending: int) -> Portion:
+        """What the next step may take of a prompt of which `depth` rows are there and `pending` are not, while `answered`
+        requests are answered. Nothing, at times; then it is asked again before the next step."""
         if not answered:
-            return self._chunks.alone
+            return Portion(self._chunks.alone)
         plain = self._plain.get(answered)
         if plain is None or plain.cost.median is None or plain.wanted > 0:
-            return 0
-        plain_s, row_s, long_row_s = plain.cost.median, self._row.known(depth), self._long_row.known(depth)
+            return Portion(0)
+        plain_s, row_s, pause_row_s = plain.cost.median, self._row.known(depth), self._pause_row.known(depth)
         rows = _affordable((RATIO - 1) * plain_s, row_s, min(self._chunks.mixed, self._most))
         if not self._chunks.pause_s:
-            return max(rows, 1)
-        if self._since_long >= _LONG_EVERY:
-            seconds = min(self._chunks.pause_s, _LONG_STEPS * plain_s) - plain_s
-            return max(rows, 1, _affordable(seconds, row_s if long_row_s is None else long_row_s, self._chunks.alone))
-        dear = row_s is not None and long_row_s is not None and row_s > _DEAR * long_row_s
-        return 0 if dear else rows
+            return Portion(max(rows, 1))
+        pause_s = min(self._chunks.pause_s, _PAUSE_STEPS * plain_s)
+        if pause_row_s is None:
+            pause_row_s = row_s
+        if self._spent_s or self._since_pause >= _PAUSE_EVERY:
+            alone = self._chunks.alone
+            fits = _affordable(pause_s - self._spent_s - plain_s, pause_row_s, alone + 1)
+            return Portion(max(rows, min(fits, alone), 1), holds=fits > alone and pending > alone)
+        if row_s is None or pause_row_s is None:
+            return Portion(rows)
+        waits_s = (_PAUSE_EVERY - self._since_pause) * plain_s + pending * pause_row_s
+        soon = rows > 0 and pending / rows * RATIO * plain_s < waits_s
+        enough = pause_s >= _ENOUGH_STEPS * plain_s and not soon
+        return Portion(0 if enough or row_s > _DEAR * pause_row_s else rows)
 
-    def observe(self, answered: int, prompt_rows: int, depth: int, seconds: float) -> None:
-        """A step has taken so long; its first prompt had `depth` rows before it."""
+    def observe(self, answered: int, prompt_rows: int, depth: int, seconds: float, *, held: int = 0) -> None:
+        """A step has taken so long; its first prompt had `depth` rows before it, and `held` who would be answered stood still."""
         if not answered:
+            if prompt_rows > self._chunks.mixed:
+                self._pause_row.at(depth).add(seconds / prompt_rows)
+            self._spent_s = self._spent_s + seconds if held else 0.0
             return
         plain = self._plain.setdefault(answered, _Plain())
-        self._since_long += 1
+        self._since_pause += 1
+        paused, self._spent_s = self._spent_s > 0, 0.0
+        if paused:
+            self._since_pause = 0
         if not prompt_rows:
             plain.cost.add(seconds)
             plain.wanted, plain.age = plain.wanted - 1, 0
@@ -143,20 +171,23 @@ class Pace:
             plain.wanted = 1
         if plain.cost.median is None:
             return
+        guessed = self._row.known(depth) is None and self._pause_row.known(depth) is None
         row_s = max(0.0, seconds - plain.cost.median) / prompt_rows
         if prompt_rows > self._chunks.mixed:
-            self._long_row.at(depth).add(row_s)
+            self._pause_row.at(depth).add(row_s)
             self._row.at(depth).forget_one()
         else:
             self._row.at(depth).add(row_s)
-        if self._since_long > _LONG_EVERY and seconds > _LONG_FROM * plain.cost.median:
-            self._since_long = 0
-        else:
+        if self._since_pause > _PAUSE_EVERY and seconds > _PAUSE_FROM * plain.cost.median and not guessed:
+            self._since_pause = 0
+        elif not paused:
             self._most = 2 * max(prompt_rows, _FIRST_ROWS)  # one lucky measurement must not make the next step huge
 
 
 def _affordable(seconds: float, row_s: float | None, most: int) -> int:
     """Rows that can be had in so much time, at most `most`."""
+    if seconds <= 0:
+        return 0
     if row_s is None:
         return min(most, _FIRST_ROWS)
-    return max(0, int(seconds / row_s)) if seconds < most * row_s else most
+    return int(seconds / row_s) if seconds < most * row_s else most

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge_llm.engine.pace import Pace
+from edge_llm.engine.pace import Pace, Portion
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import ParameterError, QueueFullError
@@ -43,10 +43,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next step computes, in the order in which logits come back; the first `answered` shares go on with answers."""
+    """What the next step computes, in the order in which logits come back; the first `answered` shares go on with answers.
+    `held` answers stand still, for a long prompt."""
 
     shares: tuple[Share, ...]
     answered: int = 0
+    held: int = 0
 
     @property
     def answers(self) -> int:
@@ -139,28 +141,29 @@ class Scheduler:
             with self._lock:
                 self._waiting.remove(sequence)
                 sequence.slot = slot
-                if sequence.marks.admitted is None:
-                    sequence.marks.admitted = now
+                sequence.marks.slot(now)
                 self._running.append(sequence)
 
-    def victims(self) -> list[Sequence]:
-        """Who is to be parked so that the first in the queue can run: the least urgent, all of lower priorities and later
-        turns; nobody if it can run without, or could not even so."""
+    def victims(self, now: float) -> list[Sequence]:
+        """Who is to be parked so that the first in the queue can run: the least urgent of lower priorities, then those who
+        have had a turn, all of such whose next turn is later; nobody if it can run without, or could not even so."""
         first, victims = self._first_waiting, list[Sequence]()
         if first is None or self._fits(first):
             return []
-        for sequence in sorted(self._running, key=lambda running: running.urgency, reverse=True):
-            if sequence.beams is None and sequence.rank > first.rank and sequence.urgency_if_parked > first.urgency:
+        lower = sorted((one for one in self._running if one.rank > first.rank), key=lambda one: -one.urgency)
+        others = [one for one in self._running if one.rank <= first.rank and one.had_turn(now)]
+        for sequence in (*lower, *sorted(others, key=lambda one: one.since)):
+            if sequence.beams is None and sequence.urgency_if_parked(now) > first.urgency:
                 victims.append(sequence)
                 if self._fits(first, without=victims):
                     return victims
         return []
 
-    def park(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence, now: float) -> None:
         """Let somebody who runs wait again."""
         with self._lock:
             self._running.remove(sequence)
-            sequence.park()
+            sequence.park(now)
             self._waiting.add(sequence)
 
     @property
@@ -218,22 +221,20 @@ class Scheduler:
         Prompts of those `waiting` are not read in it. Changes nothing; empty if nobody runs.
         """
         decoding = [sequence for sequence in self._running if sequence.phase is Phase.DECODE]
+        prompts = [sequence for sequence in self.reading() if sequence not in waiting]
+        answers, portion = _slots(*decoding), Portion(0)
+        if prompts:
+            portion = self._pace.portion(answers, prompts[0].committed, prompts[0].pending)
+        if portion.holds:
+            return Plan(tuple(_in_turn(prompts, min(portion.rows, self._max_rows))), held=answers)
         shares: list[Share] = []
-        rows, behind = self._max_rows, _slots(*decoding)
+        rows, behind = self._max_rows, answers
         for sequence in decoding:
             behind -= sequence.width
             share = _share(sequence, rows - behind)
             shares.append(share)
             rows -= share.rows
-        prompts = [sequence for sequence in self.reading() if sequence not in waiting]
-        if prompts:
-            rows = min(rows, self._pace.prompt_rows(_slots(*decoding), prompts[0].committed))
-        for sequence in prompts:
-            if rows > 0:
-                share = _share(sequence, rows)
-                shares.append(share)
-                rows -= share.segment.rows
-        return Plan(tuple(shares), len(decoding))
+        return Plan((*shares, *_in_turn(prompts, min(rows, portion.rows))), len(decoding))
 
     def reading(self) -> list[Sequence]:
         """Those whose prompt is being read, the next first: the shorter the rest of it, the sooner, for nobody is answered
@@ -244,6 +245,15 @@ class Scheduler:
 
 def _slots(*sequences: Sequence) -> int:
     return sum(one.width for one in sequences)
+
+
+def _in_turn(prompts: Iterable[Sequence], rows: int) -> Iterator[Share]:
+    """As much of prompts, one after another, as fits into `rows`."""
+    for sequence in prompts:
+        if rows > 0:
+            share = _share(sequence, rows)
+            yield share
+            rows -= share.segment.rows
 
 
 def _share(sequence: Sequence, rows: int) -> Share:

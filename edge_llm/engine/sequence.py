@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from edge_llm.engine.beams import Beams, Branch
+from edge_llm.engine.energy import Account
 from edge_llm.engine.reader import MAX_CHOICE_TOKENS, Reader
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.stream import TextStream
@@ -19,6 +20,10 @@ Emit = Callable[[Event | EdgeLLMError], None]
 """takes a request's events; `Finished` or an error comes last, once"""
 
 
+_TURN_S = 10.0
+"""seconds for which a request is answered before others, whose turn comes next, may have its slot"""
+_TURN_READS = 3.0
+"""the same in times of what it took until it was answered: coming back may cost that again"""
 _PARKED_S = 30.0
 """seconds that being parked once counts as waiting, lest it is parked each time that it has just been read again"""
 _STEPS_BACK_S = dict(zip(PRIORITIES, (0.0, 60.0, 300.0), strict=True))
@@ -34,15 +39,26 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Marks:
-    """When things happened to a request, in seconds of the engine's clock."""
+    """When things happened to a request, in seconds of the engine's clock. `entered` and `resumed` are the last times that it
+    got a slot, and a token after that."""
 
     submitted: float
     admitted: float | None = None
+    entered: float | None = None
+    resumed: float | None = None
     first_token: float | None = None
     last_token: float | None = None
 
+    def slot(self, now: float) -> None:
+        """It got a slot."""
+        self.entered, self.resumed = now, None
+        if self.admitted is None:
+            self.admitted = now
+
     def token(self, now: float) -> None:
         """Tokens were chosen."""
+        if self.resumed is None:
+            self.resumed = now
         if self.first_token is None:
             self.first_token = now
         self.last_token = now
@@ -58,6 +74,7 @@ class Sequence:
     __slots__ = (
         "__weakref__",
         "accepted_drafts",
+        "account",
         "beams",
         "cached",
         "cancelled",
@@ -78,11 +95,13 @@ class Sequence:
         "prompt_tokens",
         "reached",
         "reader",
+        "since",
         "slot",
         "stream",
         "structured",
         "to_read",
         "window",
+        "yields",
     )
 
     def __init__(
@@ -128,7 +147,13 @@ class Sequence:
         self.committed = self.cached = 0
         self.reached = self.progress = 0
         """most rows that were there before it was parked; prompt tokens that were told of"""
+        self.since = submitted
+        """when it has come, or when its turn was over"""
         self.preemptions = 0
+        self.yields = 0
+        """how often it was parked before its turn was over"""
+        self.account: Account | None = None
+        """its part of the energy, where that is known"""
         self.drafted = self.accepted_drafts = 0
         self.cancelled = False
         self.ended = False
@@ -171,18 +196,28 @@ class Sequence:
     @property
     def urgency(self) -> float:
         """When its turn comes, the smallest first: its arrival, later by what its priority costs and sooner each time that
-        it was parked.
+        it was parked before its turn was over.
 
         So somebody of a lower priority goes before all who come long enough after, and nobody waits for ever.
         """
-        return self._urgency(self.preemptions)
+        return self._urgency(self.since, self.yields)
 
-    @property
-    def urgency_if_parked(self) -> float:
-        return self._urgency(self.preemptions + 1)
+    def urgency_if_parked(self, now: float) -> float:
+        return self._urgency(*self._parked(now))
 
-    def _urgency(self, preemptions: int) -> float:
-        return self.marks.submitted + max(0.0, _STEPS_BACK_S[self.priority] - _PARKED_S * preemptions)
+    def _urgency(self, since: float, yields: int) -> float:
+        return since + max(0.0, _STEPS_BACK_S[self.priority] - _PARKED_S * yields)
+
+    def _parked(self, now: float) -> tuple[float, int]:
+        """What `since` and `yields` are once it is parked."""
+        return (now, self.yields) if self.had_turn(now) else (self.since, self.yields + 1)
+
+    def had_turn(self, now: float) -> bool:
+        """Whether it has been answered for so long that others may go on in its place."""
+        marks = self.marks
+        if marks.entered is None or marks.resumed is None or self.phase is not Phase.DECODE:
+            return False
+        return now - marks.resumed >= max(_TURN_S, _TURN_READS * (marks.resumed - marks.entered))
 
     @property
     def rank(self) -> int:
@@ -210,8 +245,9 @@ class Sequence:
         self.ids[:] = ids
         self.committed = rows
 
-    def park(self) -> None:
+    def park(self, now: float) -> None:
         """Wait again, for a slot of somebody more urgent. Nothing is lost but the slot: the decoder goes on where it is."""
+        self.since, self.yields = self._parked(now)
         self.reached = max(self.reached, self.committed)
         self.slot, self.committed, self.to_read = None, 0, len(self.ids)
         self.preemptions += 1
@@ -220,8 +256,8 @@ class Sequence:
         """Ask for an end, which the next step brings. Any thread."""
         self.cancelled = True
 
-    def finished(self, reason: FinishReason, now: float) -> Finished:
-        """The last event, for an end at `now`."""
+    def finished(self, reason: FinishReason, now: float, joules: float | None = None) -> Finished:
+        """The last event, for an end at `now`; it has taken so many `joules`, where that is known."""
         calls = self.stream.tool_calls
         rows = max(self.reached, self.committed)
         return Finished(
@@ -234,7 +270,7 @@ class Sequence:
                 accepted_draft_tokens=self.accepted_drafts,
                 reasoning_tokens=self.stream.reasoning_tokens,
             ),
-            timings=self._timings(now),
+            timings=self._timings(now, joules),
             seed=self.decoder.seed,
             token_ids=tuple(self.stream.token_ids),
             matched_stop=self.stream.matched_stop,
@@ -246,11 +282,11 @@ class Sequence:
             beams=() if self.beams is None else self.beams.results(),
         )
 
-    def _timings(self, now: float) -> Timings:
+    def _timings(self, now: float, joules: float | None) -> Timings:
         marks = self.marks
         queue_s = (now if marks.admitted is None else marks.admitted) - marks.submitted
         if marks.admitted is None or marks.first_token is None or marks.last_token is None:
-            return Timings(queue_s=queue_s, ttft_s=None, total_s=now - marks.submitted)
+            return Timings(queue_s=queue_s, ttft_s=None, total_s=now - marks.submitted, joules=joules)
         prefill_s = marks.first_token - marks.admitted
         decode_s = marks.last_token - marks.first_token
         steps = self.stream.completion_tokens - 1
@@ -262,4 +298,5 @@ class Sequence:
             prefill_tokens_per_s=(self.prompt_tokens - self.cached) / prefill_s if prefill_s > 0 else None,
             decode_tokens_per_s=steps / decode_s if measured else None,
             tpot_s=decode_s / steps if measured else None,
+            joules=joules,
         )

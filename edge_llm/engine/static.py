@@ -5,17 +5,20 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from edge_llm.cache.kv_cache import KVCache
 from edge_llm.cache.plain_rows import PlainRows
 from edge_llm.config import EngineConfig
-from edge_llm.engine.assembly import Progress, intake_and_cache, kv_budget, prefix_store
+from edge_llm.engine.assembly import Progress, energy_meter, intake_and_cache, kv_budget, prefix_store
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
-from edge_llm.errors import SessionError
+from edge_llm.errors import SessionError, UnsupportedModelError
 from edge_llm.kernels.layout import KvType
 from edge_llm.model.manifest import ModelManifest
-from edge_llm.model.providers import PLUGINS, forget_compiled, open_graph, provider_state
-from edge_llm.model.static_session import StaticSession, self_test
+from edge_llm.model.plugins import PLUGINS, forget_compiled, form_for, needs_fixed_sizes
+from edge_llm.model.providers import CpuGraph, PluginGraph, open_graph, provider_state
+from edge_llm.model.static_session import StaticSession, held_sizes, self_test
 from edge_llm.sampling.sampler import Kernels
 
 
@@ -40,7 +43,10 @@ def open_static(
 
     if provider in PLUGINS:
         provider_state(provider)  # before anything large is written for it
-    static_folder = static_form(folder, manifest, progress=progress)
+    try:
+        static_folder = static_form(folder, manifest, form_for(provider), progress)
+    except UnsupportedModelError as error:
+        raise SessionError(str(error)) from error
     if progress and provider in PLUGINS:
         progress(f"compiling for {provider}", 0, 0)
     try:
@@ -57,6 +63,7 @@ def open_static(
         config=config,
         store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
         kv_budget=kv_budget(config, cache),
+        energy=energy_meter(config),
         layout="static",
         provider=provider,
         notice=notice,
@@ -73,18 +80,21 @@ def _opened(
     provider: str,
 ) -> tuple[StaticSession, Intake, KVCache]:
     """A session that has passed its self-test, and what belongs to it."""
-    graph = open_graph(provider, static_folder, threads=threads)
-    storage = partial(PlainRows, allocate=graph.allocate)
+    graph: CpuGraph | PluginGraph | None = None
+
+    def allocate(shape: tuple[int, ...]) -> np.ndarray:
+        assert graph is not None  # the cache takes no memory before its first row
+        return graph.allocate(shape)
+
+    storage = partial(PlainRows, allocate=allocate, whole=needs_fixed_sizes(provider))
+    intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, storage)
     try:
-        intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, storage)
-    except BaseException:
-        graph.close()
-        raise
-    try:
+        graph = open_graph(provider, static_folder, threads=threads, held=held_sizes(manifest, cache))
         session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=config.max_chunk)
         self_test(session, cache, static_folder)
     except BaseException:
-        graph.close()
+        if graph is not None:
+            graph.close()
         intake.close()
         cache.close()
         raise

@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,10 @@ from edge_llm.export.static_export import static_form
 from edge_llm.kernels.layout import KvType
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.model.manifest import ModelManifest
+from edge_llm.model.plugins import form_for, needs_fixed_sizes
 from edge_llm.model.providers import open_graph
 from edge_llm.model.session import Session
-from edge_llm.model.static_session import StaticSession
+from edge_llm.model.static_session import StaticSession, held_sizes
 from edge_llm.model.step import Segment, Step
 from edge_llm.model.stock_session import StockSession
 
@@ -99,9 +101,10 @@ def evaluate(
                 threads=threads,
             )
         else:
-            cache = KVCache(geometry, slots=1, context=context, kv_type=KvType.F32, max_chunk=chunk, storage=PlainRows)
-            form = static_form(folder, manifest)
-            graph = open_graph(provider, form, threads=threads)
+            storage = partial(PlainRows, whole=needs_fixed_sizes(provider))
+            cache = KVCache(geometry, slots=1, context=context, kv_type=KvType.F32, max_chunk=chunk, storage=storage)
+            form = static_form(folder, manifest, form_for(provider))
+            graph = open_graph(provider, form, threads=threads, held=held_sizes(manifest, cache))
             session = StaticSession(folder, form, manifest, graph=graph, cache=cache, max_rows=chunk)
         for ids, first, logits in _logits(session, cache, windows, chunk):
             if first == 0:

@@ -14,38 +14,39 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from edge_llm.errors import ModelFormatError
-from edge_llm.export.graph_rewriter import GraphRewriter, Rewrite
-from edge_llm.kernels.block_format import BlockFormat, group_count, unpack_parts
+from edge_llm.export.device_rules import MICROSOFT, RULES, check_rules
+from edge_llm.export.graph_rewriter import Rewrite
+from edge_llm.export.static_matrices import StaticMatrices
 from edge_llm.kernels.layout import UNBOUNDED, Activation
 from edge_llm.model.static_folder import STATIC_GRAPH, STATIC_WEIGHTS, BlockMatrix, StaticForm
 
 _OPSET = 21
 _IR_VERSION = 10
-_ALIGNMENT = 4096  # of a memory map
 
 
 def write_static(folder: Path, target: Path, form: StaticForm = StaticForm.BLOCKS) -> BlockMatrix:
     """Write graph and weights of the model in `folder` into the folder `target`; gives where its embeddings are.
 
-    Raises `ModelFormatError` for a folder or graph that is none of ours.
+    Raises `ModelFormatError` for a folder or graph that is none of ours, `UnsupportedModelError` for a model of which there
+    is no graph that this form's target takes.
     """
     with (target / STATIC_WEIGHTS).open("wb") as weights:
         graph = _StaticGraph(folder, form, weights)
         model = graph.model()
+    if form in RULES:
+        check_rules(model, form)
     (target / STATIC_GRAPH).write_bytes(model.SerializeToString(deterministic=True))
     if graph.embedding is None:
         raise ModelFormatError("the graph has no embedding")
     return graph.embedding
 
 
-class _StaticGraph(GraphRewriter):
+class _StaticGraph(StaticMatrices):
     def __init__(self, folder: Path, form: StaticForm, weights: BinaryIO) -> None:
-        super().__init__(folder)
-        self._form, self._file = form, weights
+        super().__init__(folder, form, weights)
         self.embedding: BlockMatrix | None = None
         self._keys: list[str] = []
         self._values: list[str] = []
-        self._sums: dict[tuple[str, int], str] = {}
         self._masks: dict[int, str] = {}
 
     def model(self) -> Any:
@@ -59,7 +60,7 @@ class _StaticGraph(GraphRewriter):
         new = [len(self._keys), size.kv_heads, "rows", size.head_dim]
         inputs = [
             info("embedded", TensorProto.FLOAT, ["rows", size.hidden]),
-            info("logit_rows", TensorProto.INT32, ["logit_rows"]),
+            *([] if self._all_logits else [info("logit_rows", TensorProto.INT32, ["logit_rows"])]),
             *(
                 info(f"{name}.{table}", TensorProto.FLOAT, ["rows", size.head_dim])
                 for table in range(len(self._manifest.rope))
@@ -73,14 +74,15 @@ class _StaticGraph(GraphRewriter):
             ),
         ]
         outputs = [
-            info("logits", TensorProto.FLOAT, ["logit_rows", size.vocab]),
+            info("logits", TensorProto.FLOAT, ["rows" if self._all_logits else "logit_rows", size.vocab]),
             info("hidden", TensorProto.FLOAT, ["rows", size.hidden]),
             info("new_k", TensorProto.FLOAT, new),
             info("new_v", TensorProto.FLOAT, new),
         ]
         graph = helper.make_graph(self.nodes, "static", inputs, outputs, list(self.initializers.values()))
-        opset = helper.make_opsetid("", _OPSET)
-        return helper.make_model(graph, producer_name="edge_llm", opset_imports=[opset], ir_version=_IR_VERSION)
+        domains = {"": _OPSET, **({MICROSOFT: 1} if self._form is StaticForm.QNN else {})}
+        opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+        return helper.make_model(graph, producer_name="edge_llm", opset_imports=opsets, ir_version=_IR_VERSION)
 
     def rewrites(self) -> Mapping[str, Rewrite]:
         return {
@@ -97,6 +99,9 @@ class _StaticGraph(GraphRewriter):
     def keep(self, node: Any, attributes: dict[str, Any]) -> None:
         if node.domain or node.op_type not in ("Concat", "Gather"):
             raise ModelFormatError(f"the graph holds {node.op_type}, which has no static form")
+        if node.op_type == "Gather" and self._all_logits:
+            self._same[node.output[0]] = node.input[0]
+            return
         super().keep(node, attributes)
 
     # --- matrices ---
@@ -118,75 +123,6 @@ class _StaticGraph(GraphRewriter):
         """Where an initialiser of the ring graph lies in its file: (offset, length)."""
         where = {entry.key: entry.value for entry in self._tensors[name].external_data}
         return int(where["offset"]), int(where["length"])
-
-    def _linear(self, node: Any, attributes: dict[str, Any]) -> None:
-        x, out = node.input[0], node.output[0]
-        terms = [self._op("MatMul", [x, self._dense(node, attributes)])] if self._form is StaticForm.F32 else None
-        terms = terms or self._block_terms(node, attributes)
-        if len(node.input) > 3:
-            terms.append(self._initializer(node.input[3], self._stored(node.input[3])))
-        for term in terms[1:-1]:
-            terms[0] = self._op("Add", [terms[0], term])
-        if len(terms) > 1:
-            self._op("Add", [terms[0], terms[-1]], out=out)
-        else:
-            self.nodes[-1].output[0] = out
-
-    def _dense(self, node: Any, attributes: dict[str, Any]) -> str:
-        name = f"{node.input[1]}.dense"
-        return self._stream(name, np.concatenate(list(self._parts(node, attributes))).T)
-
-    def _block_terms(self, node: Any, attributes: dict[str, Any]) -> list[str]:
-        """x @ W, exact to the blocks w = d * q + m: with c near the middle of the codes, d * (q - c) is what integer
-        weights say, and m + d * c meets the sum of the block's inputs.
-
-        Around the middle, so that a provider that rounds x to 8 bits multiplies its errors by small weights."""
-        x, name = node.input[0], node.input[1]
-        outputs, inputs, block = attributes["outputs"], attributes["inputs"], attributes["block"]
-        form = BlockFormat(attributes["bits"], block, bool(attributes["minimum"]))
-        codes, scales = (self._stored(stored).reshape(group_count(outputs), -1) for stored in node.input[1:3])
-        q, d, m = unpack_parts(codes, scales, form, outputs, inputs)
-        used = 8 if m is None else max(1, int(q.max()).bit_length())  # of the bits: some types have 2, 3 or 5
-        centre = 1 << (used - 1)
-        centred = (q.reshape(outputs, inputs).T.astype(np.int16) - centre).astype(np.int8)
-        whole = self._op(
-            "DequantizeLinear",
-            [self._stream(f"{name}.codes", centred, bits=form.bits), self._stream(f"{name}.d", d.T)],
-            axis=0,
-            block_size=block,
-        )
-        product = self._op("MatMul", [x, whole])
-        if m is None:
-            return [product]
-        rest = self._stream(f"{name}.m", (m + d * np.float32(centre)).T)
-        return [self._op("MatMul", [self._block_sums(x, inputs, block), rest]), product]
-
-    def _block_sums(self, x: str, inputs: int, block: int) -> str:
-        """[rows, inputs / block]."""
-        if (x, block) not in self._sums:
-            blocks = self._op("Reshape", [x, self._const([-1, inputs // block, block], np.int64)])
-            self._sums[x, block] = self._op("ReduceSum", [blocks, self._const([2], np.int64)], keepdims=0)
-        return self._sums[x, block]
-
-    def _stream(self, name: str, values: np.ndarray, bits: int = 0) -> str:
-        """A constant in the file of weights; int8 values of `bits` 4 lie two to a byte."""
-        from onnx import TensorProto, helper
-
-        if name in self.initializers:
-            return name
-        kind = TensorProto.INT4 if bits == 4 else helper.np_dtype_to_tensor_dtype(values.dtype)
-        tensor = TensorProto(name=name, dims=values.shape, data_type=kind)
-        data = np.ascontiguousarray(values)
-        if bits == 4:
-            pairs = data.reshape(-1, 2)  # the first lies in the low half
-            data = (pairs[:, 0] & 15 | pairs[:, 1] << 4).view(np.uint8)
-        tensor.data_location = TensorProto.EXTERNAL
-        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
-        for key, value in (("location", STATIC_WEIGHTS), ("offset", self._file.tell()), ("length", data.nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
-        self._file.write(data.data)
-        self.initializers[name] = tensor
-        return name
 
     # --- the rest of a block ---
 
@@ -211,18 +147,6 @@ class _StaticGraph(GraphRewriter):
         else:
             active = self._op("Gelu", [gate], approximate="tanh")
         self._op("Mul", [active, up], out=node.output[0])
-
-    def _split(self, x: str, sizes: list[int], axis: int) -> list[str]:
-        from onnx import helper
-
-        self._count += 1
-        outputs = [f"_{self._count}.{part}" for part in range(len(sizes))]
-        inputs = [x, self._const(sizes, np.int64)]
-        self.nodes.append(helper.make_node("Split", inputs, outputs, axis=axis))
-        return outputs
-
-    def _reshape(self, x: str, shape: list[int], out: str | None = None) -> str:
-        return self._op("Reshape", [x, self._const(shape, np.int64)], out=out)
 
     # --- attention ---
 

@@ -1,50 +1,34 @@
-"""Execution providers: a graph of stock ops on ONNX Runtime's own CPU code, or on a device of a plugin.
+"""Execution providers: a graph of stock ops on ONNX Runtime's own CPU code, or on the device of a plugin.
 
-A provider counts as there if its plugin lists a device of ours by name, never because ONNX Runtime's policies would take
-some other instead of it. What it computes is tested by whoever opens it (static_session.self_test).
+What a provider computes is tested by whoever opens it (static_session.self_test).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import math
-import os
-import shutil
-import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_llm import paths
-from edge_llm.errors import SessionError, StorageError
-from edge_llm.model.ort_capi import forbid_telemetry
+from edge_llm.errors import SessionError
+from edge_llm.model.plugins import (
+    PLUGINS,
+    Plugin,
+    compiled_folder,
+    find_device,
+    first_line,
+    given_options,
+    plain_options,
+    python_onnxruntime,
+    session_options,
+)
 from edge_llm.model.static_folder import STATIC_GRAPH
 
-
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """A provider that comes as a package of its own, and the one of its devices that is used."""
-
-    name: str
-    package: str
-    requirement: str
-    metadata: Mapping[str, str]
-    """what tells the device from others of the plugin"""
-
-
-PLUGINS = {
-    "openvino": Plugin(
-        name="openvino", package="onnxruntime_ep_openvino", requirement="edge-llm[npu]", metadata={"ov_device": "CPU"}
-    )
-}
 _BUCKETS = (1, 32)
 """tokens of a run: compilers of plugins want to know"""
 _PROBE = (
@@ -52,10 +36,6 @@ _PROBE = (
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x08B\x04\n\x00\x10\x15"
 )
 """a model of one node, y = x + x of eight float32: what `onnx` writes, which has no business here"""
-_KEPT = 4
-"""folders of compiled graphs, of any model, provider and version, the last used"""
-_registered: set[str] = set()
-_lock = threading.Lock()
 
 
 def provider_state(name: str) -> str:
@@ -63,23 +43,24 @@ def provider_state(name: str) -> str:
 
     Raises `SessionError`, saying in words why it cannot: it is never said of a device that the CPU stood in for.
     """
-    device = _device(PLUGINS[name])
-    options = _options(1)
-    options.add_provider_for_devices([device], {})
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    plugin = PLUGINS[name]
+    device = find_device(plugin)
     ones = np.ones(8, np.float32)
-    (result,) = _run(_session(_PROBE, options), ["y"], {"x": ones}).values()
-    if not np.array_equal(result, ones + ones):
-        raise SessionError(f"{name} gives wrong results on {device.ep_name}")
+    (result,) = _run(_session(_PROBE, session_options(plugin, device, 1)), ["y"], {"x": ones}).values()
+    if not np.allclose(result, ones + ones, rtol=1e-3):  # Hexagon says 2.0000002
+        raise SessionError(f"{name} gives wrong results on its {plugin.device}")
     facts = device.ep_metadata
-    return f"{device.ep_name} {facts.get('version', '')} on {facts.get('FULL_DEVICE_NAME', device.device.type.name)}"
+    return f"{device.ep_name} {facts.get('version', '')} on {facts.get('FULL_DEVICE_NAME', plugin.device)}"
 
 
-def open_graph(name: str, static_folder: Path, *, threads: int) -> CpuGraph | PluginGraph:
-    """The graph of a static folder on a provider. Raises `SessionError`, saying in words why it cannot be."""
+def open_graph(name: str, static_folder: Path, *, threads: int, held: Mapping[str, int]) -> CpuGraph | PluginGraph:
+    """The graph of a static folder on a provider; `held` are the sizes of a full cache (static_session.held_sizes).
+
+    Raises `SessionError`, saying in words why it cannot be.
+    """
     if name == "cpu":
         return CpuGraph(static_folder / STATIC_GRAPH, threads=threads)
-    return PluginGraph(PLUGINS[name], static_folder, threads=threads)
+    return PluginGraph(PLUGINS[name], static_folder, threads=threads, held=held)
 
 
 class CpuGraph:
@@ -87,12 +68,12 @@ class CpuGraph:
 
     def __init__(self, graph: Path, *, threads: int, optimised: bool = True) -> None:
         """Without `optimised`, every node is computed as it is written: in float32. Raises `SessionError`."""
-        options = _options(threads)
+        options = plain_options(threads)
         options.enable_mem_pattern = False  # shapes differ from step to step
         if not optimised:
             options.graph_optimization_level = python_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         self._session = _session(graph, options, providers=["CPUExecutionProvider"])
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._inputs, self._outputs = _names(self._session)
 
     def sizes(self, rows: int) -> tuple[int, int]:
         """(tokens of the next run, tokens that it must be filled up to)."""
@@ -104,7 +85,8 @@ class CpuGraph:
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name. Raises `SessionError`."""
-        return _run(self._session, self._outputs, inputs)
+        outputs = _run(self._session, self._outputs, {name: inputs[name] for name in self._inputs})
+        return _picked(outputs, inputs, self._inputs)
 
     def close(self) -> None:
         """Free the graph."""
@@ -114,23 +96,40 @@ class CpuGraph:
 class PluginGraph:
     """The graph on a plugin's device: compiled once for each number of tokens in _BUCKETS, and all of it or nothing."""
 
-    def __init__(self, plugin: Plugin, static_folder: Path, *, threads: int) -> None:
+    def __init__(self, plugin: Plugin, static_folder: Path, *, threads: int, held: Mapping[str, int]) -> None:
         """Raises `SessionError` if the plugin or its device is not there, or cannot run the whole graph."""
-        device = _device(plugin)
-        self._sessions = {}
-        for rows in _BUCKETS:
-            options = _options(threads)
-            options.add_provider_for_devices([device], _device_options(plugin, device, static_folder, threads))
-            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-            options.add_free_dimension_override_by_name("rows", rows)
-            if rows == 1:
-                options.add_free_dimension_override_by_name("logit_rows", 1)
-            self._sessions[rows] = _session(static_folder / STATIC_GRAPH, options)
+        self._plugin, self._device, self._threads = plugin, find_device(plugin), threads
+        self._sessions = {rows: self._open(static_folder, rows, held) for rows in _BUCKETS}
         session = self._sessions[1]
-        self._outputs = [output.name for output in session.get_outputs()]
-        past = [value.name for value in session.get_inputs()].index("past_k.0")
-        self._memory = session.get_input_memory_infos()[past]
+        self._inputs, self._outputs = _names(session)
+        self._memory = session.get_input_memory_infos()[self._inputs.index("past_k.0")]
         self._values: dict[int, Any] = {}
+
+    def _open(self, static_folder: Path, rows: int, held: Mapping[str, int]) -> Any:
+        """The session for runs of `rows` tokens, from what was compiled before if that is there."""
+        plugin, device = self._plugin, self._device
+        keep = compiled_folder(plugin, device, static_folder, [self._threads, dict(held) if plugin.fixed else {}])
+        compiled = keep / f"{rows}.onnx" if plugin.contexts and keep is not None else None
+        given = given_options(plugin, self._threads, keep)
+        if compiled is not None and compiled.exists():
+            return _session(compiled, session_options(plugin, device, self._threads, given))
+
+        def options() -> Any:
+            made = session_options(plugin, device, self._threads, given)
+            for name, size in _pinned(plugin, rows, held).items():
+                made.add_free_dimension_override_by_name(name, size)
+            return made
+
+        first = options()
+        if compiled is not None:
+            first.add_session_config_entry("ep.context_enable", "1")
+            first.add_session_config_entry("ep.context_file_path", str(compiled))
+        try:
+            return _session(static_folder / STATIC_GRAPH, first)
+        except SessionError as error:
+            if left := _left_to_the_cpu(static_folder / STATIC_GRAPH, options()):
+                raise SessionError(f"{plugin.name} does not take the whole graph: {left} would be the CPU's") from error
+            raise
 
     def sizes(self, rows: int) -> tuple[int, int]:
         """(tokens of the next run, tokens that it must be filled up to)."""
@@ -139,12 +138,14 @@ class PluginGraph:
 
     def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
         """float32 zeros in memory that the device reads where it lies. Raises `SessionError`."""
+        if self._memory.name == "Cpu":  # the host's own
+            return np.zeros(shape, np.float32)
         try:
             value = python_onnxruntime().OrtValue.ortvalue_from_shape_and_type(
                 list(shape), np.float32, memory_info=self._memory
             )
         except Exception as error:
-            raise SessionError(f"the device has no memory for {shape}: {_first_line(error)}") from error
+            raise SessionError(f"the device has no memory for {shape}: {first_line(error)}") from error
         address = value.data_ptr()
         buffer: Any = (ctypes.c_uint8 * (4 * math.prod(shape))).from_address(address)
         self._values[address] = value
@@ -158,33 +159,56 @@ class PluginGraph:
         session, value_of = self._sessions[len(inputs["embedded"])], python_onnxruntime().OrtValue.ortvalue_from_numpy
         try:
             values = {
-                name: self._values.get(array.__array_interface__["data"][0]) or value_of(array)
-                for name, array in inputs.items()
+                name: self._values.get(inputs[name].__array_interface__["data"][0]) or value_of(inputs[name])
+                for name in self._inputs
             }
             results = session.run_with_ort_values(self._outputs, values)
-            return {name: result.numpy() for name, result in zip(self._outputs, results, strict=True)}
+            outputs = {name: result.numpy() for name, result in zip(self._outputs, results, strict=True)}
         except Exception as error:
-            raise SessionError(f"ONNX Runtime failed in a step: {_first_line(error)}") from error
+            raise SessionError(f"ONNX Runtime failed in a step: {first_line(error)}") from error
+        return _picked(outputs, inputs, self._inputs)
 
     def close(self) -> None:
         """Free the graphs; what was allocated lives as long as its arrays."""
         self._sessions.clear()
 
 
-def python_onnxruntime() -> Any:
-    """ONNX Runtime's Python package, which only this layout imports."""
-    forbid_telemetry()
-    import onnxruntime
-
-    onnxruntime.disable_telemetry_events()
-    return onnxruntime
+def _pinned(plugin: Plugin, rows: int, held: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that the plugin is told of a run of `rows` tokens, by the names that they have in the graph."""
+    if plugin.fixed:
+        return fixed_sizes(rows, held)
+    return {"rows": rows, **({"logit_rows": 1} if rows == 1 else {})}
 
 
-def _options(threads: int) -> Any:
-    options = python_onnxruntime().SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return options
+def fixed_sizes(rows: int, held: Mapping[str, int]) -> dict[str, int]:
+    """Every open size of a graph for runs of `rows` tokens over a cache with these sizes (static_session.held_sizes)."""
+    return {"rows": rows, **{name: size + (rows if name.startswith("total") else 0) for name, size in held.items()}}
+
+
+def _left_to_the_cpu(graph: Path, options: Any) -> str:
+    """Nodes that the plugin would leave to the CPU, in words; empty if that is not why it refused the graph."""
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "0")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        parts = _session(graph, options).get_provider_graph_assignment_info()
+    except SessionError:
+        return ""
+    left = Counter(
+        node.op_type for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()
+    )
+    return ", ".join(f"{count} {op}" for op, count in left.most_common())
+
+
+def _names(session: Any) -> tuple[list[str], list[str]]:
+    """Of a session's inputs and of its outputs."""
+    return [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+
+
+def _picked(outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray], taken: list[str]) -> dict[str, np.ndarray]:
+    """The outputs with the logits of the wanted rows, where the graph has not picked them itself."""
+    if "logit_rows" not in taken:
+        outputs["logits"] = outputs["logits"][inputs["logit_rows"]]
+    return outputs
 
 
 def _session(graph: Path | bytes, options: Any, **arguments: Any) -> Any:
@@ -193,58 +217,11 @@ def _session(graph: Path | bytes, options: Any, **arguments: Any) -> Any:
             graph if isinstance(graph, bytes) else str(graph), options, **arguments
         )
     except Exception as error:  # its binding raises kinds of its own
-        raise SessionError(f"ONNX Runtime refused the graph: {_first_line(error)}") from error
+        raise SessionError(f"ONNX Runtime refused the graph: {first_line(error)}") from error
 
 
 def _run(session: Any, outputs: list[str], inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     try:
         return dict(zip(outputs, session.run(outputs, inputs), strict=True))
     except Exception as error:
-        raise SessionError(f"ONNX Runtime failed in a step: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _device(plugin: Plugin) -> Any:
-    """The plugin's device. Its library is registered once a process: a second time would double its devices."""
-    if find_spec(plugin.package) is None:
-        raise SessionError(f"{plugin.name} is not installed", hint=f"pip install '{plugin.requirement}'")
-    onnxruntime = python_onnxruntime()
-    try:
-        package = import_module(plugin.package)
-        with _lock:
-            if plugin.name not in _registered:
-                onnxruntime.register_execution_provider_library(f"edge_llm_{plugin.name}", package.get_library_path())
-                _registered.add(plugin.name)
-        wanted = package.get_ep_name()
-        for device in onnxruntime.get_ep_devices():
-            if device.ep_name == wanted and plugin.metadata.items() <= device.ep_metadata.items():
-                return device
-    except Exception as error:  # a library for another system, another version of ONNX Runtime, ...
-        raise SessionError(f"{plugin.name} does not load: {_first_line(error)}") from error
-    raise SessionError(f"{plugin.name} has no device here that is used")
-
-
-def _device_options(plugin: Plugin, device: Any, static_folder: Path, threads: int) -> dict[str, str]:
-    """OpenVINO's: float32 as the graph says, our threads, and a folder for what it compiles, named by all that shapes it."""
-    settings = {"INFERENCE_NUM_THREADS": str(threads), "INFERENCE_PRECISION_HINT": "f32"}
-    version = device.ep_metadata.get("version", "unknown").replace("/", "_")
-    with contextlib.suppress(StorageError):  # compiled anew each time, then
-        root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "providers")
-        folder = paths.private_dir(root / f"{plugin.name}-{static_folder.name}-{version}-{threads}")
-        settings["CACHE_DIR"] = str(folder)
-        with contextlib.suppress(OSError):
-            os.utime(folder)
-            for old in sorted(root.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
-    return {"load_config": json.dumps({plugin.metadata["ov_device"]: settings})}
-
-
-def forget_compiled(name: str, static_folder: Path) -> bool:
-    """Drop what a provider has compiled of this folder's graph; whether there was anything."""
-    found = list((paths.cache_dir() / "providers").glob(f"{name}-{static_folder.name}-*"))
-    for folder in found:
-        shutil.rmtree(folder, ignore_errors=True)
-    return bool(found)
+        raise SessionError(f"ONNX Runtime failed in a step: {first_line(error)}") from error

@@ -31,10 +31,14 @@ _MOST_BYTES = 1 << 20
 
 
 class StaticForm(StrEnum):
-    """How matrices are written: the source's blocks under DequantizeLinear, or float32."""
+    """How matrices are written: the source's blocks under DequantizeLinear, float32, or as a kind of device takes them."""
 
     BLOCKS = "blocks"
     F32 = "f32"
+    QNN = "qnn"
+    """the blocks under MatMulNBits, and the logits of all rows"""
+    COREML = "coreml"
+    """float32, and the logits of all rows"""
 
 
 @dataclass(frozen=True, slots=True)

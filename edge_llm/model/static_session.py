@@ -38,6 +38,8 @@ class Ring(Protocol):
     def ring_rows(self) -> int: ...
     @property
     def window(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
     def physical_row(self, position: int) -> int: ...
 
 
@@ -188,8 +190,7 @@ class StaticSession:
         inputs["logit_rows"] = np.arange(count - max(wanted, 1), count, dtype=np.int32)
         for index, layer in enumerate(self._layers):
             inputs[f"past_k.{index}"], inputs[f"past_v.{index}"] = layer.rows(slot)
-            window = self.manifest.layers[index].window
-            name = "mask" if window is None else f"mask.{window}"
+            name = mask_name(self.manifest.layers[index].window)
             if name not in inputs:
                 inputs[name] = mask(layer.ring, inputs[f"past_k.{index}"].shape[2], position, filled)
         with self._turned_sinks(inputs, self._turn(position)):
@@ -199,12 +200,11 @@ class StaticSession:
 
     def _write(self, slot: int, position: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
         self._cache.reach(slot, position + count)
+        places: dict[Ring, slice | list[int]] = {}
         for index, layer in enumerate(self._layers):
-            places = [layer.ring.physical_row(row) for row in range(position, position + count)]
-            where: slice | list[int] = places
-            if places[-1] - places[0] == count - 1:
-                where = slice(places[0], places[-1] + 1)
-            past_k, past_v = layer.rows(slot)
+            if layer.ring not in places:
+                places[layer.ring] = _places(layer.ring, position, count)
+            where, (past_k, past_v) = places[layer.ring], layer.rows(slot)
             past_k[0][:, where] = keys[index, :, :count]
             past_v[0][:, where] = values[index, :, :count]
 
@@ -244,6 +244,25 @@ class StaticSession:
         finally:
             for index, rows in kept.items():
                 inputs[f"past_k.{index}"][:, :, : rows.shape[2]] = rows
+
+
+def _places(ring: Ring, position: int, count: int) -> slice | list[int]:
+    """Where the rows of `count` positions lie; a slice, which copies faster, if they lie together."""
+    places = [ring.physical_row(row) for row in range(position, position + count)]
+    return slice(places[0], places[-1] + 1) if places[-1] - places[0] == count - 1 else places
+
+
+def mask_name(window: int | None) -> str:
+    """Of the input that says what rows of layers with this window attend to."""
+    return "mask" if window is None else f"mask.{window}"
+
+
+def held_sizes(manifest: ModelManifest, cache: PlainCache) -> dict[str, int]:
+    """Rows that a full cache holds, by the names of the sizes in the graph that depend on them."""
+    sizes = {}
+    for index, (layer, spec) in enumerate(zip(cache.plain_layers, manifest.layers, strict=True)):
+        sizes[f"past.{index}"] = sizes[f"total.{mask_name(spec.window)}"] = layer.ring.capacity
+    return sizes
 
 
 def mask(ring: Ring, held: int, position: int, rows: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from edge_llm.engine.core import EngineCore
 from edge_llm.engine.engine import Engine
 
 CHAT, COMPLETION, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 
 
 def chat(custom_id: str, text: str = "Hi", **body: Any) -> dict[str, Any]:
@@ -31,6 +32,11 @@ def chat(custom_id: str, text: str = "Hi", **body: Any) -> dict[str, Any]:
 def completion(custom_id: str, prompt: Any = "Hello", **body: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, **body}
     return {"custom_id": custom_id, "method": "POST", "url": COMPLETION, "body": body}
+
+
+def response(custom_id: str, given: Any = "Hello", **body: Any) -> dict[str, Any]:
+    body = {"input": given, "max_output_tokens": 6, "temperature": 0, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": RESPONSES, "body": body}
 
 
 def embeddings(custom_id: str, given: Any = "Hello", **body: Any) -> dict[str, Any]:

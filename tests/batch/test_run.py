@@ -26,6 +26,7 @@ from tests.batch.rig import (
     completion,
     embeddings,
     engine_of,
+    response,
     results_of,
     run_batch,
     tasks_of,
@@ -58,8 +59,13 @@ BODIES = [
     embeddings("v", [[104, 105], [106]], pooling="last"),
     embeddings("w", ""),
     embeddings("y", "word " * 500),
+    response("za", instructions="Be brief."),
+    response("zb", [{"role": "user", "content": "Hello"}], metadata={"a": "b"}, truncation="auto"),
+    response("zc", "word " * 500),
+    response("zd", previous_response_id="resp_1"),
+    response("ze", text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "boolean"}}}),
 ]
-VOLATILE = ("id", "created", "timings", "seed", "prompt_tokens_details")
+VOLATILE = ("id", "created", "created_at", "timings", "seed", "prompt_tokens_details", "input_tokens_details")
 
 
 def settled(value: Any) -> Any:
@@ -278,9 +284,17 @@ def test_company_changes_no_answer() -> None:
 
 
 def test_urls_of_all_kinds_may_mix() -> None:
-    results = results_of(make_core(says("Paris")), [chat("a"), completion("b"), embeddings("c"), chat("d")])
-    kinds = [result["response"]["body"]["object"] for result in results]
-    assert kinds == ["chat.completion", "text_completion", "list", "chat.completion"]
+    lines = [chat("a"), completion("b"), embeddings("c"), response("d"), chat("e")]
+    with engine_of(make_core(says("Paris"))) as engine:
+        kept = Kept()
+        tally = run_batch(engine, lines, kept).tally
+    bodies = [result["response"]["body"] for result in kept.in_order()]
+    kinds = ["chat.completion", "text_completion", "list", "response", "chat.completion"]
+    assert [body["object"] for body in bodies] == kinds
+    used = [body["usage"] for body in bodies]
+    prompts = sum(one.get("prompt_tokens", 0) + one.get("input_tokens", 0) for one in used)
+    completions = sum(one.get("completion_tokens", 0) + one.get("output_tokens", 0) for one in used)
+    assert (tally.answered, tally.prompt_tokens, tally.completion_tokens) == (5, prompts, completions)
 
 
 class Watched:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,19 @@ def test_memory_grows_with_the_conversation_and_goes_with_it() -> None:
     assert cache.nbytes == 0
 
 
+@pytest.mark.parametrize("rows", [0, 1, 256, 257, 300, 513, 1000, 3000])
+def test_what_a_conversation_takes_is_known_before(rows: int) -> None:
+    """Twice as much as its tiles, at times: whoever counts bytes must know."""
+    cache = make(KvType.F32, context=2000, storage=PlainRows)
+    slot, other = taken(cache), taken(cache)
+    append(cache, other, list(range(70)))
+    append(cache, slot, list(range(rows)))
+    assert cache.slot_bytes(slot) == cache.bytes_of(rows)
+    assert cache.used_bytes == cache.nbytes == cache.bytes_of(rows) + cache.bytes_of(70)
+    cache.truncate(slot, rows // 2)
+    assert cache.used_bytes == cache.nbytes
+
+
 def test_a_ring_never_grows_past_its_capacity() -> None:
     cache = make(KvType.F32, storage=PlainRows)
     slot = taken(cache)
@@ -38,6 +53,23 @@ def test_a_ring_never_grows_past_its_capacity() -> None:
     for layer in cache.plain_layers:
         assert layer.rows(slot)[0].shape[2] == layer.ring.capacity
     assert serves(cache, slot, list(range(1000)))
+
+
+def test_a_whole_ring_is_there_from_the_first_row_on() -> None:
+    """For providers whose compilers fix every size."""
+    cache = make(KvType.F32, storage=partial(PlainRows, whole=True))
+    slot = taken(cache)
+    assert cache.used_bytes == 0
+    for rows in (1, 100):
+        append(cache, slot, list(range(cache.length(slot), cache.length(slot) + rows)))
+        for layer in cache.plain_layers:
+            assert layer.rows(slot)[0].shape[2] == layer.ring.capacity
+        assert cache.nbytes == cache.used_bytes == cache.bytes_of(1) == cache.bytes_of(cache.limit)
+    assert serves(cache, slot, list(range(101)))
+    assert cache.truncate(slot, 90)
+    assert serves(cache, slot, list(range(90)))
+    cache.release(slot)
+    assert cache.nbytes == 0
 
 
 def test_kernels_find_nothing_there() -> None:

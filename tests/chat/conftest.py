@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -21,6 +22,18 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_LLM_HOME", str(home))
     monkeypatch.delenv("NO_COLOR", raising=False)
     return home
+
+
+@pytest.fixture
+def model_home(tmp_path: Path, smollm2_folder: Path, kernels: object, home: Path) -> Path:
+    """A home folder with the model installed and the kernels compiled."""
+    own = tmp_path / "home"
+    (own / "data" / "models").mkdir(parents=True, mode=0o700)
+    (own / "data").chmod(0o700)
+    shutil.copytree(smollm2_folder, own / "data" / "models" / "smollm")
+    shutil.copytree(home / "cache" / "kernels", own / "cache" / "kernels")
+    (own / "cache").chmod(0o700)
+    return own
 
 
 @pytest.fixture(autouse=True)

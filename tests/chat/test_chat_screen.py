@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from edge_llm_chat import clipboard, parameters
 from edge_llm_chat.app import ChatApp
+from edge_llm_chat.backend import Ask
 from edge_llm_chat.commands import COMMANDS
 from edge_llm_chat.screens.chat import ChatScreen
 from edge_llm_chat.screens.dialogs import ConfirmScreen, LineScreen, PickScreen, TextScreen
@@ -29,7 +30,7 @@ from typer.testing import CliRunner
 from edge_llm.messages import Message, Role
 from edge_llm.sampling.params import USUAL_MAX_TOKENS
 from tests.chat.conftest import app_of, chat, say, screen_of, settle, shown, texts, wait_until
-from tests.chat.fakes import FakeBackend, answer_of, info
+from tests.chat.fakes import FakeAnswering, FakeBackend, answer_of, info
 
 CODE = "Look:\n\n```python\nprint(1)\n```\n"
 
@@ -413,6 +414,70 @@ def test_sampling_of_a_chat() -> None:
         assert (params.temperature, params.top_p, params.logprobs) == (None, 0.9, True)
 
     run(body, backend)
+
+
+def test_sampling_tells_what_a_line_means_however_narrow_it_is() -> None:
+    help_of_seed = "the same seed gives the same answer"
+
+    async def body() -> None:
+        for size, told in (((40, 12), False), ((80, 24), True)):
+            async with chat(FakeBackend(), size) as pilot:
+                await settle(pilot)
+                await pilot.press("f3")
+                await dialog(pilot, SettingsScreen)
+                assert (help_of_seed in shown(pilot)) == told
+                pilot.app.screen.query_one("#seed", Input).focus()
+                await pilot.pause()
+                assert help_of_seed in shown(pilot)
+                assert "…" not in shown(pilot)
+
+    asyncio.run(body())
+
+
+class SlowToStop(FakeBackend):
+    """An answer that was stopped ends only when `let_go` is set, as one in the middle of a step does."""
+
+    def __init__(self) -> None:
+        super().__init__("one two", held=True)
+        self.let_go = asyncio.Event()
+
+    async def answer(self, ask: Ask) -> FakeAnswering:
+        answering = await super().answer(ask)
+        cancel = answering.cancel
+
+        async def later() -> None:
+            await self.let_go.wait()
+            cancel()
+
+        self.stops: list[asyncio.Task[None]] = []
+        answering.cancel = lambda: self.stops.append(asyncio.create_task(later()))  # type: ignore[method-assign]
+        return answering
+
+
+@pytest.mark.parametrize(
+    ("keys", "turns", "asked"),
+    [(("ctrl+n",), 0, 1), (("ctrl+r",), 2, 2), (("n", "e", "x", "t", "enter"), 4, 2), (("ctrl+o",), 2, 1)],
+)
+def test_what_is_done_right_after_escape_waits_for_the_end_of_the_answer(
+    keys: tuple[str, ...], turns: int, asked: int
+) -> None:
+    async def body() -> None:
+        backend = SlowToStop()
+        async with chat(backend) as pilot:
+            await settle(pilot)
+            await pilot.press("H", "i", "enter")
+            await wait_until(lambda: backend.answers, pilot)
+            await pilot.press("escape", *keys)
+            await pilot.pause()
+            assert len(backend.asked) == 1
+            assert "An answer is coming" not in shown(pilot)
+            backend.let_go.set()
+            await wait_until(lambda: len(backend.asked) == asked, pilot)
+            await wait_until(lambda: len(texts(pilot)) == turns, pilot)
+            if keys == ("ctrl+o",):
+                await dialog(pilot, HistoryScreen)
+
+    asyncio.run(body())
 
 
 def test_another_model_and_another_theme() -> None:

@@ -73,18 +73,6 @@ class Terminal:
 
 
 @pytest.fixture
-def model_home(tmp_path: Path, smollm2_folder: Path, kernels: object, home: Path) -> Path:
-    """A home folder with the model installed and the kernels compiled."""
-    own = tmp_path / "home"
-    (own / "data" / "models").mkdir(parents=True, mode=0o700)
-    (own / "data").chmod(0o700)
-    shutil.copytree(smollm2_folder, own / "data" / "models" / "smollm")
-    shutil.copytree(home / "cache" / "kernels", own / "cache" / "kernels")
-    (own / "cache").chmod(0o700)
-    return own
-
-
-@pytest.fixture
 def terminal(model_home: Path, tmp_path: Path) -> Iterator[Terminal]:
     made = Terminal(model_home, tmp_path)
     yield made

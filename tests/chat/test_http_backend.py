@@ -125,6 +125,19 @@ def test_a_streamed_answer() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("owner", "slides", "asked"), [("edge_llm", True, "auto"), ("edge_llm", False, None), ("x", True, None)]
+)
+def test_a_server_of_ours_is_asked_to_go_on_past_the_context(owner: str, slides: bool, asked: str | None) -> None:
+    async def body() -> None:
+        models = {"data": [{"id": "m", "owned_by": owner}]}
+        async with peer(models=models, slides=slides, chat=[stream(chunk({}, "stop"))]) as (server, backend):
+            await answered(backend)
+            assert server.requests[-1][2].get("truncation") == asked
+
+    asyncio.run(body())
+
+
 def test_calls_of_tools_come_whole() -> None:
     said = stream(
         chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "time", "arguments": ""}}]}),
@@ -251,6 +264,7 @@ def test_our_own_server_by_its_socket(tmp_path_factory: pytest.TempPathFactory) 
             assert b"".join(token.chosen.data for token in turn.tokens) == b"Hello there."
             assert turn.tokens[0].alternatives
             assert (await backend.count((Message.user("Hi"),)) or 0) > 2
+            assert (backend.kv_bytes() or 0) > 0
 
     with running(lambda: make_core(says("Hello there.")), uds=socket):
         asyncio.run(body())

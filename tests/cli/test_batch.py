@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -92,6 +93,22 @@ def test_answers_of_other_options_are_not_gone_on_with(invoke, opened, files, op
     source.write_bytes(jsonl(LINES[1:]))
     assert invoke("batch", str(source), str(target)).exit_code == 2
     assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("other", [{"layout": "static"}, {"provider": "openvino"}])
+def test_answers_that_something_else_computed_are_not_gone_on_with(invoke, opened, files, monkeypatch, other) -> None:
+    source, target = files
+    invoke("batch", str(source), str(target))
+    load = answer.opened
+
+    @contextlib.contextmanager
+    def opened_otherwise(model: str, options: EngineOptions) -> Iterator[tuple[Engine, float]]:
+        with load(model, options) as (engine, seconds):
+            engine.info = dataclasses.replace(engine.info, **other)
+            yield engine, seconds
+
+    monkeypatch.setattr(answer, "opened", opened_otherwise)
+    assert invoke("batch", str(source), str(target)).exit_code == 2
 
 
 def test_failed_lines_that_are_taken_out_are_tried_again(invoke, opened, files) -> None:

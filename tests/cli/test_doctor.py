@@ -55,6 +55,15 @@ def test_a_fault_is_a_finding_and_hides_nothing(invoke, monkeypatch: pytest.Monk
     assert value["threads"]["used"] >= 1
 
 
+def test_a_provider_that_is_not_there_is_not_said_to_run(invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm.model.plugins.find_spec", lambda _: None)
+    monkeypatch.setenv("EDGE_LLM_PROVIDER", "qnn")
+    value = json.loads(invoke("doctor", "--json").stdout)
+    assert value["providers"]["qnn"] == "qnn is not installed: pip install 'onnxruntime-qnn'"
+    assert value["runs"]["layout"].startswith("ring, on the CPU")
+    assert value["runs"]["layout"].endswith("; not on qnn: qnn is not installed: pip install 'onnxruntime-qnn'")
+
+
 @pytest.mark.parametrize(("home", "code"), [("/proc/none", 0), ("/dev/null/x", 1), ("relative/home", 0)])
 def test_folders_that_cannot_be_used(
     invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str, code: int

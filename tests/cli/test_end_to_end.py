@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,21 @@ def test_eval(tiny_folder: Path, tmp_path: Path) -> None:
     assert 0 <= value["kl"] < 0.1
     assert program("eval", str(tiny_folder), "--text", str(text), "--window", "1").returncode == 2
     assert program("eval", str(tiny_folder), "--text", str(text), "--reference", "f16").returncode == 2
+
+
+def test_eval_that_is_told_to_end_leaves_nothing_behind(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    text, scratch = tmp_path / "text.txt", tmp_path / "scratch"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 50_000, "utf-8")
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    command = [*PROGRAM, "eval", str(tiny_folder), "--text", str(text), "--reference", "f32", "--window", "64"]
+    with running(command) as process:
+        while not list(scratch.glob("edge-llm-reference-*/*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not list(scratch.iterdir())
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become nobody in particular")

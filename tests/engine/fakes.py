@@ -17,6 +17,7 @@ from edge_llm.cache.prefix_store import PrefixStore
 from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.config import EngineConfig
 from edge_llm.engine.core import EngineCore
+from edge_llm.engine.energy import EnergyMeter
 from edge_llm.engine.intake import Intake
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import GenerationError, SessionError
@@ -252,6 +253,7 @@ def make_core(
     max_rows: int = 64,
     eos: tuple[int, ...] = (END, 0),
     clock: Callable[[], float] | None = None,
+    energy: EnergyMeter | None = None,
     folder: Path | None = None,
     **options: Any,
 ) -> EngineCore:
@@ -285,6 +287,7 @@ def make_core(
         config=config,
         store=store,
         kv_budget=kv_budget,
+        energy=energy,
         clock=clock or (lambda: next(ticks)),
     )
 

@@ -180,6 +180,38 @@ def test_nobody_who_is_answered_waits_for_a_long_prompt() -> None:
     assert list(long.finished.token_ids) == answer(160, max_tokens=5)
 
 
+def test_answers_that_stand_still_for_a_long_prompt_go_on_with_the_same_tokens() -> None:
+    core = make_core(slots=3, mixed_pause_ms=300)
+    short = [ask(core, 2, max_tokens=20, temperature=1.0, seed=1), ask(core, 3, max_tokens=20)]
+    core.step()
+    long = ask(core, 210, max_tokens=5)
+    stood_still = 0
+    while core.has_work:
+        before = [len(asked.sequence.ids) for asked in short]
+        core.step()
+        core.check_integrity()
+        stood_still += before == [len(asked.sequence.ids) for asked in short] and not short[0].ended
+    assert stood_still == 3  # 64 rows each, after a first guess; and all take part in the last one
+    assert list(long.finished.token_ids) == answer(210, max_tokens=5)
+    assert list(short[0].finished.token_ids) == answer(2, max_tokens=20, temperature=1.0, seed=1)
+    assert list(short[1].finished.token_ids) == answer(3, max_tokens=20)
+
+
+def test_who_stands_still_is_cancelled_at_once() -> None:
+    core = make_core(slots=3, mixed_pause_ms=300)
+    short = ask(core, 2, max_tokens=20)
+    core.step()
+    ask(core, 210, max_tokens=5)
+    while core.session.steps[-1].rows < 64:
+        core.step()
+    assert len(core.session.steps[-1].segments) == 1
+    assert not short.ended
+    short.sequence.cancel()
+    core.step()
+    assert short.finished.reason is FinishReason.CANCELLED
+    run(core)
+
+
 def test_more_requests_than_slots_are_answered_in_order() -> None:
     core = make_core(slots=2)
     asked = [ask(core, n, max_tokens=4) for n in range(1, 8)]

@@ -106,6 +106,22 @@ def test_a_model_is_loaded_once_and_stays(rig: Callable[..., Rig]) -> None:
     assert made.host.statistics() == {"small": "statistics of small"}
 
 
+def test_what_is_there_can_be_held_without_waiting(rig: Callable[..., Rig]) -> None:
+    made = rig(budget=99)
+    assert made.host.open_ready("large") is None
+    made.use("large")
+    held = made.host.open_ready("large")
+    assert held is not None
+    with held as client:
+        with pytest.raises(QueueFullError), made.host.open("middle"):
+            pass
+        assert client.info.name == "large"
+    made.use("middle")
+    assert made.host.open_ready("large") is None
+    made.host.close()
+    assert made.host.open_ready("middle") is None
+
+
 def test_an_unknown_name_is_refused(rig: Callable[..., Rig]) -> None:
     with pytest.raises(ModelNotFoundError, match="'nobody'") as caught:
         rig().use("nobody")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.engine.pace import RATIO, ChunkPolicy, Pace
+from edge_llm.engine.pace import RATIO, ChunkPolicy, Pace, Portion
 
 POLICY = ChunkPolicy(alone=256, mixed=64, pause_s=0.3)
 STRICT = ChunkPolicy(alone=256, mixed=64, pause_s=0)
@@ -23,24 +24,30 @@ class Machine:
     seconds: Callable[[int, int, int], float]
     pace: Pace = field(default_factory=lambda: Pace(POLICY))
 
-    def run(self, steps: int = 1, *, answered: int = 1, depth: int = 0) -> list[tuple[int, float]]:
-        """(prompt rows, seconds) of each step, all at one depth."""
-        return [self.step(answered, depth) for _ in range(steps)]
+    def run(self, gaps: int = 1, *, answered: int = 1, depth: int = 0) -> list[tuple[int, float]]:
+        """(prompt rows, seconds) from each token of those who are answered to the next, all at one depth."""
+        return [self.gap(answered, depth) for _ in range(gaps)]
 
     def read(self, tokens: int, *, answered: int = 1, depth: int = 0) -> list[tuple[int, float]]:
         """The same for a prompt from its beginning, or after `depth` tokens, to its end."""
         done, end = [], depth + tokens
         while depth < end:
-            done.append(self.step(answered, depth, most=end - depth))
+            done.append(self.gap(answered, depth, end - depth))
             depth += done[-1][0]
             assert len(done) < 100 * tokens, "it makes no progress"
         return done
 
-    def step(self, answered: int, depth: int, most: int = 1000) -> tuple[int, float]:
-        rows = min(most, self.pace.prompt_rows(answered, depth))
-        seconds = self.seconds(answered, rows, depth)
-        self.pace.observe(answered, rows, depth, seconds)
-        return rows, seconds
+    def gap(self, answered: int, depth: int, pending: int = 1000) -> tuple[int, float]:
+        """One step, and those before it in which nobody was answered."""
+        portion = self.pace.portion(answered, depth, pending) if pending else Portion(0)
+        rows = min(pending, portion.rows)
+        goes_on = 0 if portion.holds else answered
+        seconds = self.seconds(goes_on, rows, depth)
+        self.pace.observe(goes_on, rows, depth, seconds, held=answered - goes_on)
+        if not portion.holds:
+            return rows, seconds
+        more_rows, more_seconds = self.gap(answered, depth + rows, pending - rows)
+        return rows + more_rows, seconds + more_seconds
 
 
 def linear(plain_s: float, row_s: float) -> Callable[[int, int, int], float]:
@@ -48,11 +55,11 @@ def linear(plain_s: float, row_s: float) -> Callable[[int, int, int], float]:
 
 
 def xeon(answered: int, rows: int, depth: int) -> float:
-    """SmolLM2-135M on two cores: a row costs 0.4 ms and as much again for each 2,000 it attends to; where there are any, the
+    """SmolLM2-135M on two cores: a row costs 0.31 ms and as much again for each 2,000 it attends to; where there are any, the
     rows before are read anew, 12 MB a thousand, for the first of them."""
     attended = (depth + rows / 2) / 1000
-    plain = 0.0037 + 0.0011 * answered if answered else 0.001
-    return plain + (rows * (0.0004 + 0.0002 * attended) + 0.0007 * attended if rows else 0.0)
+    plain = 0.002 + 0.0007 * answered if answered else 0.0
+    return plain + (0.0004 + rows * (0.00031 + 0.000155 * attended) + 0.0002 * attended if rows else 0.0)
 
 
 def board(answered: int, rows: int, depth: int) -> float:
@@ -69,11 +76,12 @@ def alone_s(machine: Callable[[int, int, int], float], tokens: int) -> float:
 
 
 def test_alone_a_prompt_takes_whole_steps() -> None:
-    assert Pace(POLICY).prompt_rows(0, 0) == 256
+    assert Pace(POLICY).portion(0, 0, 1000) == Portion(256)
 
 
 @pytest.mark.parametrize(
-    ("answered", "tokens", "late"), [(1, 300, 1.5), (1, 4000, 1.5), (2, 4000, 1.6), (8, 1000, 1.75), (8, 4000, 1.75)]
+    ("answered", "tokens", "late"),
+    [(1, 300, 1.5), (1, 4000, 1.5), (2, 4000, 1.5), (4, 4000, 1.55), (8, 1000, 1.65), (8, 4000, 1.65)],
 )
 def test_a_long_prompt_and_those_who_are_answered_both_get_their_share(answered: int, tokens: int, late: float) -> None:
     """p95 of the gaps between tokens at most 2.5 times the median without the prompt, its first token at most `late` times as
@@ -89,6 +97,21 @@ def test_a_long_prompt_and_those_who_are_answered_both_get_their_share(answered:
     assert sum(gaps) <= late * alone_s(xeon, tokens)
 
 
+def test_there_is_room_for_what_else_makes_tokens_late() -> None:
+    """Whatever runs on the machine too: one step in 25 takes twice, one in 75 three times as long, prompts a tenth longer."""
+    steps = count(1)
+
+    def disturbed(answered: int, rows: int, depth: int) -> float:
+        step = next(steps)
+        return xeon(answered, rows, depth) * (1.1 if rows else 3 if step % 75 == 0 else 2 if step % 25 == 0 else 1)
+
+    machine = Machine(disturbed)
+    machine.run(3)
+    gaps = [seconds for _, seconds in machine.read(4000)]
+    assert percentile(gaps, 95) <= 2.5 * xeon(1, 0, 0)
+    assert sum(gaps) <= 1.5 * alone_s(xeon, 4000)
+
+
 def test_a_small_computer_stutters_no_longer_than_allowed() -> None:
     done = Machine(board).read(2000)
     gaps = [seconds for _, seconds in done]
@@ -102,7 +125,7 @@ def test_without_pauses_every_step_is_an_ordinary_one(tokens: int) -> None:
     done = Machine(xeon, Pace(STRICT)).read(tokens)
     plain = xeon(1, 0, 0)
     assert percentile([seconds for _, seconds in done], 95) <= 1.2 * RATIO * plain
-    assert max(seconds for _, seconds in done) <= 2.5 * plain
+    assert max(seconds for _, seconds in done[4:]) <= 2.5 * plain  # the fourth is a guess
 
 
 @pytest.mark.parametrize("row_s", [0.00021, 0.00041, 0.00101])
@@ -122,24 +145,60 @@ def test_the_first_steps_of_a_kind_are_measured_without_a_prompt() -> None:
     assert machine.run()[0][0] > 4
 
 
+def test_a_pause_is_as_many_steps_as_its_time_allows_and_answers_take_part_in_the_last() -> None:
+    pace = Machine(xeon).pace
+    for depth in range(0, 4000, 256):  # what rows cost is known from prompts that were read alone
+        pace.observe(0, 256, depth, xeon(0, 256, depth))
+    for _ in range(3):
+        pace.observe(1, 0, 0, xeon(1, 0, 0))
+    portions, spent = [], 0.0
+    for _ in range(9):
+        depth = 256 * len(portions)
+        portions.append(pace.portion(1, depth, 4000))
+        seconds = xeon(0 if portions[-1].holds else 1, portions[-1].rows, depth)
+        pace.observe(0 if portions[-1].holds else 1, portions[-1].rows, depth, seconds, held=int(portions[-1].holds))
+        spent += seconds
+        if not portions[-1].holds:
+            break
+    assert len(portions) >= 3
+    assert set(portions[:-1]) == {Portion(256, holds=True)}
+    assert 0.25 <= spent <= 0.31
+    assert pace.portion(1, 700, 4000) == Portion(0)
+
+
+def test_a_pause_ends_with_its_prompt() -> None:
+    machine = Machine(xeon)
+    machine.read(4000)
+    machine.run(40)
+    machine.pace.observe(0, 100, 0, 0.1, held=1)
+    machine.pace.observe(1, 0, 0, xeon(1, 0, 0))
+    assert machine.pace.portion(1, 0, 4000) == Portion(0)
+
+
 def test_a_short_prompt_is_read_at_once_if_there_was_no_pause_of_late() -> None:
     machine = Machine(xeon)
-    machine.read(3000)
-    machine.run(answered=1)
-    for _ in range(30):
+    machine.read(4000)
+    for _ in range(40):
         machine.pace.observe(1, 0, 0, xeon(1, 0, 0))
-    assert machine.pace.prompt_rows(1, 0) >= 200
+    assert machine.pace.portion(1, 0, 200).rows >= 200
     machine.read(200)
-    assert machine.pace.prompt_rows(1, 0) < 20
+    assert machine.pace.portion(1, 0, 4000).rows == 0
+
+
+def test_soon_after_a_pause_only_what_is_read_before_the_next_one_is_read() -> None:
+    machine = Machine(xeon)
+    machine.read(4000)
+    machine.run(37)
+    assert [machine.pace.portion(1, 0, pending).rows > 0 for pending in (20, 4000)] == [True, False]
 
 
 def test_a_pause_that_was_not_made_is_not_spent() -> None:
     machine = Machine(xeon)
     machine.read(3000)
-    for _ in range(30):
+    for _ in range(40):
         machine.pace.observe(1, 0, 0, xeon(1, 0, 0))
     machine.read(3)
-    assert machine.pace.prompt_rows(1, 0) >= 200
+    assert machine.pace.portion(1, 0, 4000).rows >= 200
 
 
 def test_the_cost_of_a_plain_step_is_measured_again() -> None:
@@ -181,12 +240,17 @@ def test_whatever_is_measured_the_rows_stay_in_bounds_and_a_prompt_is_read(
 ) -> None:
     pace = Pace(ChunkPolicy(alone, mixed, pause_s))
     for answered, rows, depth, seconds in steps:
-        pace.observe(answered, rows, depth, seconds)
+        pace.observe(answered, rows, depth, seconds, held=depth % 3)
         for asked in range(9):
-            assert 0 <= pace.prompt_rows(asked, depth) <= max(alone, mixed)
+            assert 0 <= pace.portion(asked, depth, 500).rows <= max(alone, mixed)
     for answered in range(9):
         waits = 0
-        while not pace.prompt_rows(answered, 100):
+        while not pace.portion(answered, 100, 5000).rows:
             pace.observe(answered, 0, 0, 0.01)
             waits += 1
-        assert waits <= 24
+        assert waits <= 36
+    held = 0
+    while pace.portion(1, 100, 5000).holds:
+        pace.observe(0, alone, 100, 0.01, held=1)
+        held += 1
+    assert held <= 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,9 @@ def test_equals_and_those_who_have_waited_are_left_alone() -> None:
     now = [0.0]
     core = make_core(slots=1, clock=lambda: now[0])
     old = ask(core, 5, max_tokens=50, **BATCH)
+    now[0] += 301.0
     steps(core, 3)
     ask(core, 6, max_tokens=2, **BATCH).sequence.cancel()
-    now[0] += 301.0
     late = ask(core, 7, max_tokens=2, **CHAT)
     steps(core, 3)
     assert old.sequence.preemptions == 0
@@ -122,6 +123,74 @@ def test_being_parked_again_and_again_has_an_end() -> None:
         run(core)
         assert slow.sequence.preemptions == times
         assert list(slow.finished.token_ids) == answer(40, max_tokens=20)
+
+
+# --- turns: answers that never end, and others of the same priority who wait -------------------------------------------------
+
+
+@pytest.mark.parametrize("priority", ["interactive", "normal", "batch"])
+@pytest.mark.parametrize("spare", [0, 3])
+def test_long_answers_take_turns_with_those_who_wait(priority: str, spare: int) -> None:
+    """A second a step: each is answered for ten, nobody for longer while others wait, and all have their own tokens."""
+    ticks = count(step=0.25)
+    core = make_core(slots=2, spare=spare, clock=lambda: next(ticks))
+    long = [ask(core, n, max_tokens=60, priority=priority, temperature=1.0, seed=n) for n in (3, 4, 5)]
+    steps(core, 20)
+    late = [ask(core, n, max_tokens=2, priority=priority) for n in (8, 9)]
+    began = core.statistics().num_steps
+    while not all(one.ended for one in late):
+        steps(core, 1)
+    assert core.statistics().num_steps - began < 60
+    assert not any(one.ended for one in long)
+    run(core)
+    assert all(one.sequence.preemptions for one in long)
+    for one, prompt in zip((*long, *late), (3, 4, 5, 8, 9), strict=True):
+        params = {"max_tokens": 60, "temperature": 1.0, "seed": prompt} if one in long else {"max_tokens": 2}
+        assert list(one.finished.token_ids) == answer(prompt, **params)
+
+
+def test_turns_go_round() -> None:
+    """Nobody keeps a slot while the others share one."""
+    ticks = count(step=0.25)
+    core = make_core(slots=2, spare=2, context=1024, clock=lambda: next(ticks))
+    asked = [ask(core, n, max_tokens=300) for n in (3, 4, 5)]
+    parked = []
+    for _ in range(300):
+        before = [one.sequence.preemptions for one in asked]
+        steps(core, 1)
+        parked += [i for i, one in enumerate(asked) if one.sequence.preemptions > before[i]]
+    assert len(parked) >= 6
+    assert all(parked[i : i + 3] in ([0, 1, 2], [1, 2, 0], [2, 0, 1]) for i in range(len(parked) - 2))
+
+
+def test_a_turn_is_not_over_before_it_was_worth_its_prompt() -> None:
+    now = [0.0]
+    core = make_core(slots=1, clock=lambda: now[0])
+    slow = ask(core, 5, max_tokens=50)
+    other = ask(core, 6, max_tokens=2)
+    core._slots.admit(now[0])
+    now[0] = 20.0  # so long until its first token
+    steps(core, 1)
+    now[0] = 79.0
+    steps(core, 1)
+    assert slow.sequence.preemptions == 0
+    now[0] = 80.0
+    steps(core, 1)
+    assert slow.sequence.preemptions == 1
+    assert other.sequence.phase is Phase.DECODE
+
+
+def test_lower_priorities_have_a_turn_once_they_have_waited_long_enough() -> None:
+    now = [0.0]
+    core = make_core(slots=1, clock=lambda: now[0])
+    chat = ask(core, 5, max_tokens=50, **CHAT)
+    batch = ask(core, 6, max_tokens=50, **BATCH)
+    steps(core, 2)
+    for moment, running in ((299.0, chat), (300.1, batch), (310.0, batch), (310.2, chat), (600.0, chat)):
+        now[0] = moment
+        steps(core, 1)
+        assert running.sequence.phase is Phase.DECODE
+    run(core)
 
 
 def test_labels_have_room_of_their_own_in_the_budget() -> None:
@@ -342,14 +411,14 @@ def _structured() -> Request:
     return Request.completion("A row:", params, response_format=schema, priority="batch")
 
 
-@pytest.mark.parametrize("speculation", ["off", "lookup"])
+@pytest.mark.parametrize(("layout", "speculation"), [("ring", "off"), ("ring", "lookup"), ("static", "lookup")])
 def test_real_answers_are_the_same_however_often_they_are_parked(
-    tiny_folder: Path, kernels: KernelLibrary, speculation: str
+    tiny_folder: Path, kernels: KernelLibrary, layout: str, speculation: str
 ) -> None:
     """B15: every stage of the sampler that remembers, drafts, grammars, and conversations past their context."""
     makers = [_words(1), _words(2, dry_multiplier=0.8, dry_allowed_length=1), _words(3, mirostat_tau=3.0)]
     makers += [_structured, _sliding]
-    config = EngineConfig(context=128, slots=1, max_chunk=32, speculation=speculation)
+    config = EngineConfig(context=128, slots=1, max_chunk=32, speculation=speculation, layout=layout)
 
     def answers(disturb: bool) -> list[object]:
         core = open_engine(tiny_folder, config)

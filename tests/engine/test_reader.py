@@ -102,7 +102,7 @@ def test_an_embedding_keeps_no_slot_and_takes_no_rows_of_others() -> None:
     assert ended(first[0]).usage.cached_tokens == 0
     assert [ended(events).usage.cached_tokens for events in again] == [0, 0]
     assert ended(again[0]).embedding == ended(again[1]).embedding
-    assert core._prefixes.idle_slots == 1
+    assert core._slots.prefixes.idle_slots == 1
 
 
 def test_an_embedding_may_fill_the_context_and_slide_past_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.engine.pace import ChunkPolicy, Pace
+from edge_llm.engine.pace import ChunkPolicy, Pace, Portion
 from edge_llm.engine.scheduler import Capacity, Scheduler
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits
@@ -111,6 +111,18 @@ def test_those_who_are_answered_come_first_and_keep_prompts_short() -> None:
     first, second, third = sequence(30), decoding(sequence(5)), decoding(sequence(7))
     running(made, first, second, third)
     assert shape(made) == [(1, 5, 1, 1), (2, 7, 1, 1), (0, 0, 8, 0)]
+
+
+def test_in_a_pause_only_prompts_are_read_and_nobody_is_asked_for_drafts() -> None:
+    made = scheduler()
+    long, short, answered = sequence(100), sequence(5), decoding(sequence(7, drafts=9))
+    running(made, long, short, answered)
+    asked: list[tuple[int, int, int]] = []
+    made._pace.portion = lambda *situation: asked.append(situation) or Portion(60, holds=True)
+    assert shape(made) == [(1, 0, 5, 1), (0, 0, 55, 0)]
+    assert asked == [(1, 0, 5)]
+    assert (made.plan().answers, made.plan().held, made.plan().prompt_rows) == (0, 1, 60)
+    assert answered.decoder.rooms == []
 
 
 def test_what_is_read_soonest_is_read_first_and_then_what_came_first() -> None:

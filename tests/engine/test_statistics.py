@@ -30,6 +30,9 @@ def test_durations_are_those_of_each_answer() -> None:
     assert told.request_prefill_time_seconds.sum == 2.0
     assert told.request_decode_time_seconds.sum == told.inter_token_latency_seconds.sum == 9.0
     assert told.inter_token_latency_seconds.count == 3
+    used = asked.finished.usage
+    assert told.request_prompt_tokens.sum == used.prompt_tokens
+    assert told.request_generation_tokens.sum == used.completion_tokens
     assert (told.prompt_tokens, told.generation_tokens, told.num_steps) == (2, 4, 4)
     assert told.request_success == {"stop": 1}
 

@@ -24,6 +24,12 @@ IDS = np.random.default_rng(3).integers(4, 300, 40).tolist()
 KINDS = ["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 STANDARD = {"Add", "Concat", "DequantizeLinear", "Div", "Gather", "MatMul", "Mul", "ReduceMean", "ReduceSum", "Reshape"}
 STANDARD |= {"Sigmoid", "Softmax", "Split", "Sqrt", "Transpose"}
+OF_FORMS = {
+    StaticForm.BLOCKS: STANDARD,
+    StaticForm.F32: STANDARD - {"DequantizeLinear", "ReduceSum"},
+    StaticForm.QNN: STANDARD - {"DequantizeLinear", "Gather"} | {"MatMulNBits"},
+    StaticForm.COREML: STANDARD - {"DequantizeLinear", "ReduceSum", "Gather"},
+}
 
 
 def logits(folder: Path, static_folder: Path, *, optimised: bool) -> np.ndarray:
@@ -40,23 +46,27 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_of_block_is_exact(tmp_path: Path, kind: str) -> None:
+    """In each form, by the float32 arithmetic of ONNX Runtime's CPU provider."""
     sizes = {"layers": 1, "hidden": 256, "heads": 4, "head_dim": 64, "intermediate": 256, "tied": kind != "Q4_K"}
     (tmp_path / "tiny").mkdir()
     source = write_tiny_gguf(tmp_path / "tiny" / "tiny.gguf", matrix_type=kind, head_type="Q8_0", **sizes)
-    folder, static_folder = export(source, tmp_path / "tiny" / "exported"), tmp_path / "static"
-    static_folder.mkdir()
-    export_static(folder, static_folder)
+    folder = export(source, tmp_path / "tiny" / "exported")
     expected = StockSession(write_reference(folder, tmp_path, window=64), threads=1).logits(np.array(IDS))
-    assert distance(logits(folder, static_folder, optimised=False), expected) < 2e-5
-    assert distance(logits(folder, static_folder, optimised=True), expected) < 0.06  # with int8 activations
+    for form in StaticForm:
+        static_folder = tmp_path / form.value
+        static_folder.mkdir()
+        export_static(folder, static_folder, form)
+        assert distance(logits(folder, static_folder, optimised=False), expected) < 2e-5
+    assert distance(logits(folder, tmp_path / "blocks", optimised=True), expected) < 0.06  # with int8 activations
 
 
-def test_only_standard_ops_of_small_rank(tiny_folder: Path, tmp_path: Path) -> None:
-    write_static(tiny_folder, tmp_path)
+@pytest.mark.parametrize("form", StaticForm)
+def test_only_standard_ops_of_small_rank(tiny_folder: Path, tmp_path: Path, form: StaticForm) -> None:
+    write_static(tiny_folder, tmp_path, form)
     model = onnx.load(tmp_path / STATIC_GRAPH)
     onnx.checker.check_model(model)
-    assert {node.op_type for node in model.graph.node} == STANDARD
-    assert not any(node.domain for node in model.graph.node)
+    assert {node.op_type for node in model.graph.node} == OF_FORMS[form]
+    assert {node.op_type for node in model.graph.node if node.domain} <= {"MatMulNBits"}
     inferred = onnx.shape_inference.infer_shapes(model)
     assert max(len(value.type.tensor_type.shape.dim) for value in inferred.graph.value_info) <= 4
 

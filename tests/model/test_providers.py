@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
+import dataclasses
+import os
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
 from edge_llm import paths
+from edge_llm.cache.kv_cache import KVCache
 from edge_llm.errors import SessionError
 from edge_llm.export.static_export import export_static
-from edge_llm.model import providers
-from edge_llm.model.providers import PLUGINS, open_graph, provider_state
+from edge_llm.model import plugins, providers
+from edge_llm.model.plugins import PLUGINS, Plugin, needs_fixed_sizes
+from edge_llm.model.providers import CpuGraph, PluginGraph, open_graph, provider_state
 from edge_llm.model.static_folder import STATIC_GRAPH, StaticForm
 from edge_llm.model.static_session import StaticSession, self_test
 from tests.model import static_rig
@@ -26,6 +30,10 @@ from tests.model.mixed import CONTEXT, MAX_CHUNK, append, texts, write_mixed
 IDS = texts(1)[0]
 needs_openvino = pytest.mark.skipif(
     find_spec(PLUGINS["openvino"].package) is None, reason="onnxruntime-ep-openvino (extra npu) is not installed"
+)
+
+needs_qnn = pytest.mark.skipif(
+    find_spec(PLUGINS["qnn"].package) is None, reason="onnxruntime-qnn (Qualcomm's compiler) is not installed"
 )
 
 
@@ -49,13 +57,12 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.get_ep_name = lambda: "FakeProvider"  # type: ignore[attr-defined]
     module.__spec__ = ModuleSpec("fake_plugin", None)
     monkeypatch.setitem(sys.modules, "fake_plugin", module)
-    fake = providers.Plugin("fake", "fake_plugin", "x", {"ov_device": "CPU"})
-    monkeypatch.setitem(providers.PLUGINS, "fake", fake)
+    monkeypatch.setitem(PLUGINS, "fake", Plugin("fake", "fake_plugin", "fake-plugin", "x", "NPU of nobody", "NPU"))
     return module
 
 
 def test_a_plugin_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "find_spec", lambda _: None)
+    monkeypatch.setattr(plugins, "find_spec", lambda _: None)
     with pytest.raises(SessionError, match="openvino is not installed") as failure:
         provider_state("openvino")
     assert failure.value.hint == "pip install 'edge-llm[npu]'"
@@ -68,20 +75,51 @@ def test_a_library_that_does_not_load_is_told_in_one_line(plugin: ModuleType) ->
 
 def test_a_plugin_without_its_device_is_told(plugin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime would take another device without a word."""
-    monkeypatch.setattr(providers, "_registered", {"fake"})
-    with pytest.raises(SessionError, match="no device here"):
+    monkeypatch.setattr(plugins, "_registered", {"FakeProvider"})
+    with pytest.raises(SessionError, match="fake finds no NPU of nobody here"):
         provider_state("fake")
 
 
 def test_the_probe_is_an_addition() -> None:
-    session = providers._session(providers._PROBE, providers._options(1), providers=["CPUExecutionProvider"])
+    session = providers._session(providers._PROBE, plugins.plain_options(1), providers=["CPUExecutionProvider"])
     assert (session.run(None, {"x": np.ones(8, np.float32)})[0] == 2).all()
 
 
 def test_a_graph_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / STATIC_GRAPH).write_bytes(b"no graph")
     with pytest.raises(SessionError, match=r"^ONNX Runtime refused the graph: .+$"):
-        open_graph("cpu", tmp_path, threads=1)
+        open_graph("cpu", tmp_path, threads=1, held={})
+
+
+def test_what_is_compiled_is_kept_by_all_that_shapes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    qnn, device = PLUGINS["qnn"], SimpleNamespace(ep_metadata={"version": "1"})
+    made = [
+        plugins.compiled_folder(qnn, device, Path("model"), 256),
+        plugins.compiled_folder(qnn, device, Path("model"), 512),
+        plugins.compiled_folder(qnn, SimpleNamespace(ep_metadata={"version": "2"}), Path("model"), 256),
+        plugins.compiled_folder(dataclasses.replace(qnn, options={"htp_arch": "75"}), device, Path("model"), 256),
+    ]
+    assert len(set(made)) == 4
+    assert plugins.compiled_folder(qnn, device, Path("model"), 256) == made[0]
+    for age, folder in enumerate(made):
+        os.utime(folder, (1000 - age, 1000 - age))
+    newest = plugins.compiled_folder(qnn, device, Path("other"), 256)
+    assert set((tmp_path / "cache" / "providers").iterdir()) == {*made[:3], newest}  # four, the last used
+
+
+@needs_openvino
+def test_openvino_reads_the_cache_where_it_lies(folder: Path, static_folder: Path) -> None:
+    """ONNX Runtime would copy ordinary arrays for each run."""
+    with opened_on("openvino", folder, static_folder) as (session, cache):
+        slot = cache.acquire()
+        append(session, cache, slot, IDS[:5])
+        rows = [array for layer in cache.plain_layers for array in layer.rows(slot)]
+        given = session._graph._values
+        assert {array.__array_interface__["data"][0] for array in rows} == set(given)
+        cache.release(slot)
+        del rows
+        assert not given
 
 
 @needs_openvino
@@ -99,7 +137,7 @@ def test_openvino_comes_to_the_same_logits(folder: Path, tmp_path: Path, form: S
     with opened as (session, cache):
         expected = _read(session, cache)
     for _ in range(2):
-        with opened_on_openvino(folder, tmp_path) as (session, cache):
+        with opened_on("openvino", folder, tmp_path) as (session, cache):
             self_test(session, cache, tmp_path)
             assert np.abs(_read(session, cache) - expected).max() < (0.02 if form is StaticForm.F32 else 1.5)
     assert list((paths.cache_dir() / "providers").glob(f"openvino-{tmp_path.name}-*/*"))
@@ -110,13 +148,16 @@ def test_no_folder_for_what_is_compiled_is_no_fault(
     folder: Path, static_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_LLM_HOME", "/proc/none")
-    with opened_on_openvino(folder, static_folder) as (session, cache):
+    with opened_on("openvino", folder, static_folder) as (session, cache):
         self_test(session, cache, static_folder)
 
 
-def opened_on_openvino(folder: Path, static_folder: Path):
-    graph = open_graph("openvino", static_folder, threads=2)
-    return static_rig.opened(folder, static_folder, context=CONTEXT, max_chunk=MAX_CHUNK, graph=graph)
+def opened_on(name: str, folder: Path, static_folder: Path):
+    def provide(held: Mapping[str, int]) -> CpuGraph | PluginGraph:
+        return open_graph(name, static_folder, threads=2, held=held)
+
+    whole = needs_fixed_sizes(name)
+    return static_rig.opened(folder, static_folder, context=CONTEXT, max_chunk=MAX_CHUNK, provide=provide, whole=whole)
 
 
 def _read(session: StaticSession, cache) -> np.ndarray:
@@ -128,34 +169,83 @@ def _read(session: StaticSession, cache) -> np.ndarray:
     return np.concatenate(out)
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed")
-def test_qualcomms_compiler_takes_the_whole_float32_graph(folder: Path, tmp_path: Path) -> None:
-    """Compiled for a Hexagon V75 and not run: no such device was ever here (docs/providers.md)."""
-    export_static(folder, tmp_path, StaticForm.F32)
-    program = f"""
-import onnxruntime, onnxruntime_qnn
-onnxruntime.register_execution_provider_library("qnn", onnxruntime_qnn.get_library_path())
-devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "qnn"]
-options = onnxruntime.SessionOptions()
-options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-options.add_provider_for_devices(
-    devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "htp_arch": "75", "soc_model": "57"}}
-)
-sizes = {{"rows": 1, "logit_rows": 1}}
-for layer in range(3):
-    sizes[f"past.{{layer}}"] = 256
-for name in ("mask", "mask.40", "mask.23"):
-    sizes[f"total.{{name}}"] = 257
-for name, size in sizes.items():
-    options.add_free_dimension_override_by_name(name, size)
-for key, value in {{
-    "session.disable_cpu_ep_fallback": "1",
-    "ep.context_enable": "1",
-    "ep.context_file_path": {str(tmp_path / "compiled.onnx")!r},
-}}.items():
-    options.add_session_config_entry(key, value)
-onnxruntime.InferenceSession({str(tmp_path / STATIC_GRAPH)!r}, options)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [node.op_type for node in onnx.load(tmp_path / "compiled.onnx").graph.node] == ["EPContext"]
+@needs_openvino
+def test_nodes_that_openvino_leaves_to_the_cpu_are_named(folder: Path, tmp_path: Path) -> None:
+    export_static(folder, tmp_path)
+    model = onnx.load(tmp_path / STATIC_GRAPH, load_external_data=False)
+    model.graph.node.add(op_type="Transpose", input=["hidden"], output=["turned"])
+    model.graph.node.add(op_type="MatMul", input=["turned", "hidden"], output=["square"])
+    model.graph.node.add(op_type="Det", input=["square"], output=["volume"])
+    model.graph.output.add(name="volume")
+    (tmp_path / STATIC_GRAPH).write_bytes(model.SerializeToString())
+    with (
+        pytest.raises(SessionError, match=r"^openvino does not take the whole graph: 1 Det would be the CPU's$"),
+        opened_on("openvino", folder, tmp_path),
+    ):
+        pass
+
+
+@needs_openvino
+def test_every_size_can_be_fixed(folder: Path, static_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compilers of NPUs want it: a slot's memory is a whole ring from the first row on."""
+    monkeypatch.setitem(PLUGINS, "openvino", dataclasses.replace(PLUGINS["openvino"], fixed=True))
+    with opened_on("openvino", folder, static_folder) as (session, cache):
+        self_test(session, cache, static_folder)
+        fixed = _read(session, cache)
+    monkeypatch.undo()
+    with opened_on("openvino", folder, static_folder) as (session, cache):
+        assert np.abs(_read(session, cache) - fixed).max() < 1e-3
+
+
+@needs_qnn
+def test_other_hardware_of_a_plugin_does_not_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qualcomm's compiler runs on this CPU, and ONNX Runtime lists that as a device."""
+    monkeypatch.setitem(PLUGINS, "qnn", dataclasses.replace(PLUGINS["qnn"], kind="FPGA", device="Qualcomm FPGA"))
+    with pytest.raises(SessionError, match=r"^qnn finds no Qualcomm FPGA here$"):
+        provider_state("qnn")
+
+
+@pytest.fixture
+def hexagon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qualcomm's own emulation of an NPU, a Hexagon V75, in place of one: it is in the x86-64 package."""
+    emulated = {**PLUGINS["qnn"].options, "htp_arch": "75", "soc_model": "57"}
+    plugin = dataclasses.replace(PLUGINS["qnn"], kind="CPU", device="emulated Hexagon V75", options=emulated)
+    monkeypatch.setitem(PLUGINS, "qnn", plugin)
+
+
+@needs_qnn
+def test_an_emulated_hexagon_comes_to_the_same_logits(folder: Path, tmp_path: Path, hexagon: None) -> None:
+    """The whole graph, in float16; the second time from what was compiled the first time."""
+    export_static(folder, tmp_path, StaticForm.QNN)
+    ids, found = IDS[: MAX_CHUNK + 1], []
+    with static_rig.opened(folder, tmp_path, context=CONTEXT, max_chunk=MAX_CHUNK, optimised=False) as (session, cache):
+        expected = _chunk_and_token(session, cache, ids)
+    assert provider_state("qnn").endswith("on emulated Hexagon V75")
+    for _ in range(2):
+        with opened_on("qnn", folder, tmp_path) as (session, cache):
+            self_test(session, cache, tmp_path)
+            found.append(_chunk_and_token(session, cache, ids))
+    (kept,) = (paths.cache_dir() / "providers").glob(f"qnn-{tmp_path.name}-*")
+    for rows in (1, 32):
+        assert [node.op_type for node in onnx.load(kept / f"{rows}.onnx").graph.node] == ["EPContext"]
+    assert np.array_equal(*found)
+    assert np.abs(found[0] - expected).max() < 0.02 * np.abs(expected).max()
+    assert (found[0].argmax(axis=1) == expected.argmax(axis=1)).all()
+
+
+@needs_qnn
+def test_a_hexagon_does_not_take_blocks_under_dequantize_linear(
+    folder: Path, static_folder: Path, hexagon: None
+) -> None:
+    with (
+        pytest.raises(SessionError, match=r"^qnn does not take the whole graph: .* DequantizeLinear"),
+        opened_on("qnn", folder, static_folder),
+    ):
+        pass
+
+
+def _chunk_and_token(session: StaticSession, cache: KVCache, ids: Sequence[int]) -> np.ndarray:
+    slot = cache.acquire()
+    logits = [append(session, cache, slot, part).copy() for part in (ids[:-1], ids[-1:])]
+    cache.release(slot)
+    return np.concatenate(logits)

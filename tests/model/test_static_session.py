@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,12 +28,13 @@ from edge_llm.model.static_folder import (
 )
 from edge_llm.model.static_session import StaticSession, mask, self_test
 from edge_llm.model.step import Segment, Step
-from tests.model import static_rig
+from tests.model import mixed, static_rig
 from tests.model.exact_ring import unchecked_graph, write_exact_ring
 from tests.model.mixed import CONTEXT, LENGTH, MAX_CHUNK, append, recomputed, texts, write_mixed
 
 IDS = texts(1)[0]
 TOLERANCE = 1e-3
+PROMPTS = Path(__file__).parents[1] / "golden" / "smollm2_prompts.json"
 Open = tuple[StaticSession, KVCache]
 
 
@@ -246,3 +249,36 @@ def test_embeddings_outside_the_file_are_refused(
     moved = dataclasses.replace(matrix, codes=(codes[0], codes[1] or matrix.codes[1]))
     with pytest.raises(ModelFormatError, match="not this model"):
         EmbeddingTable(folder, ModelManifest.read(folder), moved)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """For what takes a gigabyte: gone with the test."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_the_real_model_says_what_the_ring_says_with_exact_products(
+    smollm2_folder: Path, kernels: KernelLibrary, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedily, from float32 weights."""
+    prompts = [
+        json.loads(PROMPTS.read_text("utf-8"))["prompts"][name]["ids"] for name in ("answered", "two user turns")
+    ]
+    export_static(smollm2_folder, scratch, StaticForm.F32)
+    monkeypatch.setattr("edge_llm.model.session.check_graph", lambda folder, manifest: None)
+    exact = write_exact_ring(smollm2_folder, scratch / "exact")
+    room = {"context": 128, "max_chunk": 64, "slots": 1}
+    with mixed.opened(exact, kernels, KvType.F32, max_rows=64, **room) as opened:
+        expected = [greedy(*opened, ids) for ids in prompts]
+    with static_rig.opened(smollm2_folder, scratch, **room) as opened:
+        assert [greedy(*opened, ids) for ids in prompts] == expected
+
+
+def greedy(session: StaticSession, cache: KVCache, ids: Sequence[int]) -> list[int]:
+    slot, said = cache.acquire(), []
+    assert slot is not None
+    for _ in range(24):
+        said.append(int(append(session, cache, slot, said[-1:] or ids)[-1].argmax()))
+    cache.release(slot)
+    return said

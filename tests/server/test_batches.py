@@ -68,6 +68,22 @@ def test_files_are_kept_and_given_back(server: Running, tmp_path: Path) -> None:
         assert not list((tmp_path / "batches").glob("file-*"))
 
 
+def test_lists_are_given_in_the_parts_that_were_asked_for(server: Running) -> None:
+    with client_of(server) as client:
+        made = [client.files.create(file=(f"{i}.jsonl", b"x"), purpose="batch").id for i in range(5)]
+        whole = [file.id for file in client.files.list()]
+        assert sorted(whole) == sorted(made)
+        page = client.files.list(limit=2)
+        assert ([file.id for file in page.data], page.has_more) == (whole[:2], True)
+        assert [file.id for file in page] == whole, "the client asks for the pages after it"
+        assert [file.id for file in client.files.list(order="asc", limit=2)] == whole[::-1]
+        assert list(client.files.list(purpose="vision")) == []
+        for odd in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "file-x"}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.files.list(extra_query=odd)
+            assert caught.value.param == next(iter(odd))
+
+
 def test_what_is_no_file_for_a_batch_is_refused(server: Running) -> None:
     with client_of(server) as client:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -96,6 +112,26 @@ def test_a_batch_is_answered(server: Running) -> None:
         faults = [json.loads(one) for one in client.files.content(batch.error_file_id).read().splitlines()]
         assert {one["custom_id"] for one in faults} == {"q2", "q4", "q5"}
         assert [one.id for one in client.batches.list()] == [made.id]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 2}, "text_completion"),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 2}, "response"),
+        ("/v1/embeddings", {"input": ["Hello", "you"], "encoding_format": "base64"}, "list"),
+    ],
+)
+def test_a_batch_may_be_of_any_endpoint_that_answers(server: Running, endpoint: str, body: Any, kind: str) -> None:
+    lines = [{**line(1), "url": endpoint, "body": body}, line(2)]
+    with client_of(server) as client:
+        file = client.files.create(file=jsonl(*lines), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+        batch = ended(client, made.id)
+        (answer,) = map(json.loads, client.files.content(batch.output_file_id).read().splitlines())
+        assert answer["response"]["body"]["object"] == kind
+        (fault,) = map(json.loads, client.files.content(batch.error_file_id).read().splitlines())
+        assert (fault["custom_id"], fault["error"]["code"]) == ("q2", "invalid_url")
 
 
 def test_nobody_sees_what_is_somebody_elses(server: Running) -> None:

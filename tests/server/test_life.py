@@ -360,6 +360,10 @@ def test_a_stream_that_fails_says_so_in_its_last_event() -> None:
         stream = client.chat.completions.create(model="fake", messages=CHAT["messages"], stream=True)
         with pytest.raises(openai.APIError, match="the step failed"):
             list(stream)
+        told = 'edge_llm:failed_streams_total{path="/v1/chat/completions"} 1'
+        until(lambda: told in httpx.get(f"{server.url}/metrics").text)
+    (entry,) = [entry for entry in server.log if entry.get("path") == "/v1/chat/completions"]
+    assert (entry["status"], entry["fault"].split()[0]) == (200, "SessionError")
 
 
 # --- the end (F15) ---

@@ -15,7 +15,7 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.client import ThreadClient
 from edge_llm.kernels.warmup import KernelLibrary
-from tests.engine.fakes import PARIS, make_core, says
+from tests.engine.fakes import PARIS, VOCAB, make_core, says
 from tests.server.harness import Running, running
 
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -165,7 +165,9 @@ def test_many_at_a_time_without_threads(server: Running) -> None:
 def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object, model.owned_by) == ("fake", "model", "edge_llm")
-    assert client.models.retrieve("fake").id == "fake"
+    found: Any = client.models.retrieve("fake")
+    assert (found.id, found.meta["n_vocab"]) == ("fake", VOCAB)
+    assert isinstance(found.meta["kv_cache_bytes"], int)
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("other")
     assert caught.value.code == "model_not_found"

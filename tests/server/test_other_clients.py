@@ -102,7 +102,8 @@ def test_curl(server: Running) -> None:
 def test_prometheus(server: Running) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     httpx.post(f"{server.url}/v1/chat/completions", json={"messages": CHAT, "max_tokens": 3}, headers=headers)
-    httpx.get(f"{server.url}/nowhere", headers=headers)
+    for retries in ("0", "2"):
+        httpx.get(f"{server.url}/nowhere", headers={**headers, "x-stainless-retry-count": retries})
     reply = httpx.get(f"{server.url}/metrics", headers=headers)
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in text_string_to_metric_families(reply.text)}
@@ -121,11 +122,15 @@ def test_prometheus(server: Running) -> None:
         for sample in families["edge_llm:http_requests"].samples
     }
     assert requests["/v1/chat/completions", "200"] >= 1
+    assert [sample.value for sample in families["edge_llm:client_retries"].samples] == [1]
     assert not any("nowhere" in path for path, _ in requests)
     assert requests["other", "404"] >= 1
     ttft = "edge_llm:time_to_first_token_seconds"
     assert families[ttft].type == "histogram"
     assert value(ttft, f"{ttft}_bucket", le="+Inf") == value(ttft, f"{ttft}_count") >= 1
+    assert families["edge_llm:request_prompt_tokens"].type == "histogram"
+    assert families["edge_llm:num_requests_running"].type == "gauge"
+    assert families["edge_llm:num_steps"].type == "counter"
     assert value("edge_llm:prefix_cache_hits", "edge_llm:prefix_cache_hits_total", tier="memory") >= 0
 
 

@@ -61,9 +61,22 @@ def test_a_response(server: Running) -> None:
 def test_a_response_that_was_cut_says_so(server: Running) -> None:
     with client_of(server) as client:
         reply = client.responses.create(model="fake", input="capital?", temperature=0, max_output_tokens=5)
-    assert (reply.status, reply.output_text) == ("incomplete", "Paris")
+        events = list(
+            client.responses.create(model="fake", input="capital?", temperature=0, max_output_tokens=5, stream=True)
+        )
+    assert (reply.status, reply.output_text, reply.output[-1].status) == ("incomplete", "Paris", "incomplete")
+    assert (events[-2].type, events[-2].item.status) == ("response.output_item.done", "incomplete")
+    assert events[-1].response.output[-1].status == "incomplete"
     assert reply.incomplete_details is not None
     assert reply.incomplete_details.reason == "max_output_tokens"
+
+
+def test_extensions_of_the_chat_are_those_of_a_response(server: Running) -> None:
+    with client_of(server) as client:
+        for extension in ({"regex": "yes"}, {"choices": ["yes"]}):
+            assert client.responses.create(model="fake", input="Is it?", extra_body=extension).output_text == "yes"
+        reply = client.responses.create(model="fake", input="Is it?", temperature=0, extra_body={"n_predict": 2})
+    assert (reply.status, reply.output_text) == ("incomplete", "Pa")
 
 
 def test_a_stream_of_events(server: Running) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from edge_llm_cli.main import app
 from typer.testing import CliRunner, Result
 
+from edge_llm.errors import DownloadError, EdgeLLMError, ModelFormatError, ModelNotFoundError
 from edge_llm.kernels.warmup import KernelLibrary
 from tests.server.test_life import until
 
@@ -60,6 +62,28 @@ def test_options_become_settings(launched: list[Any], tmp_path: Path, home: Path
     assert settings.uds.name == "server.sock" or settings.uds.suffix == ".sock"
 
 
+@pytest.mark.parametrize("error", [ModelFormatError("damaged"), DownloadError("offline")])
+def test_a_fallback_stands_in_for_a_model_that_cannot_be_used(
+    launched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: EdgeLLMError
+) -> None:
+    def resolve(name: str, _progress: object) -> Path:
+        if name != "b":
+            raise error
+        return tmp_path / name
+
+    monkeypatch.setattr("edge_llm.install.importer.resolve", resolve)
+    assert serve("-m", "a", "--fallback", "b").exit_code == 0
+    ((_, folders, _config),) = launched
+    assert folders == {"a": error, "b": tmp_path / "b"}
+    for arguments in (("-m", "a"), ("-m", "b", "--fallback", "a")):
+        refused = serve(*arguments)
+        assert refused.exit_code != 0
+        assert str(error) in refused.output
+    error = ModelNotFoundError("no such model")
+    assert serve("-m", "a", "--fallback", "b").exit_code == 2
+    assert len(launched) == 1
+
+
 def test_keys_of_the_environment_do_not_stay_there(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_LLM_API_KEYS", f"ann:{'a' * 32}")
     assert serve().exit_code == 0
@@ -97,10 +121,10 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 class Process:
     """`edge-llm serve` of a model folder."""
 
-    def __init__(self, folder: Path, before: str = "", *, wait: bool = True) -> None:
+    def __init__(self, folder: Path, before: str = "", *, options: tuple[str, ...] = (), wait: bool = True) -> None:
         command = f"{before}\nfrom edge_llm_cli.entry import run; run()"
         self.child = subprocess.Popen(
-            [sys.executable, "-c", command, "serve", "-m", str(folder), "--port", "0", "--context", "512"],
+            [sys.executable, "-c", command, "serve", "-m", str(folder), "--port", "0", "--context", "512", *options],
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'apps'}"},
             stderr=subprocess.PIPE,
             text=True,
@@ -179,6 +203,26 @@ def test_an_engine_that_dies_is_a_clean_error_and_comes_back(process: Process) -
     assert (error["type"], error["code"]) == ("unavailable_error", "unavailable")
     again = httpx.post(f"{process.url}/v1/chat/completions", json=CHAT | {"seed": 1}, timeout=60)
     assert again.json()["usage"]["completion_tokens"] == 400
+
+
+def test_a_damaged_model_is_answered_for_by_its_fallback(
+    tiny_folder: Path, tmp_path: Path, kernels: KernelLibrary
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_folder, damaged)
+    (damaged / "weights.bin").write_bytes(b"")
+    process = Process(damaged, options=("--fallback", str(tiny_folder)))
+    try:
+        assert "answers for it" in process.lines[0]
+        ready = httpx.get(f"{process.url}/ready")
+        reply = httpx.post(f"{process.url}/v1/chat/completions", json=CHAT | {"model": "damaged"}, timeout=60).json()
+        assert (ready.status_code, reply["usage"]["completion_tokens"]) == (200, 400)
+        assert reply["model"] != "damaged"
+        listed = httpx.get(f"{process.url}/v1/models").json()["data"]
+        assert [model["id"] for model in listed] == ["damaged"]
+    finally:
+        process.child.kill()
+        process.ended()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

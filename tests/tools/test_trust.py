@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from edge_llm.sampling.speculation import SpeculativeDecoder
 from edge_llm.toolbox import folder
 from edge_llm.toolbox.approval import Decision
 from edge_llm.toolbox.runner import ToolRunner
-from tools.trust import bodies, clients, determinism, kernel_trials, machines, prefixes, tools
+from tools.trust import bodies, clients, determinism, kernel_trials, machines, overload, prefixes, terminal, tools
 from tools.trust.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,20 @@ def test_f22_machines_agree_with_their_models(kernels: KernelLibrary, capsys: py
     row = capsys.readouterr().out
     assert row.startswith("| F22 |")
     assert int(row.split("|")[4].replace(",", "")) >= machines.FIGURE.sizes["commit"]
+
+
+def test_f26_terminals_get_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert terminal.FIGURE.main([]) == 0
+    assert capsys.readouterr().out.startswith("| F26 |")
+
+
+@pytest.mark.parametrize(
+    "out",
+    ["a\x1b[1000001mb", "\x1b]0;x\x07", "\x1b[6n", "\x1bc", "\x9b31m", "safe\rforged", "\u202ex", "\x1b]52;c;eA==\x07"],
+)
+def test_f26_sees_what_gets_through(out: str) -> None:
+    assert terminal.harm(f"\x1b[?1049h\x1b[2;3H{out}\x1b[0m\r\n") is not None
+    assert terminal.harm("\x1b[?1049h\x1b[2;3H1000001 ␛[1000001m\x1b[0m\r\n") is None
 
 
 @pytest.mark.parametrize("number", prefixes.FIGURES)
@@ -108,6 +124,35 @@ def test_f15_a_server_that_is_told_to_end_leaves_no_reply_cut() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("| F15 |")
+
+
+def test_f13_under_overload_every_request_is_answered_or_told_when_to_come_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert overload.FIGURE.main([]) == 0
+    assert capsys.readouterr().out.startswith("| F13 |")
+
+
+@pytest.mark.parametrize("wrong", ["200 without its end", "429 without a time", "200 of somebody else"])
+def test_f13_would_see_a_request_that_is_lost(wrong: str) -> None:
+    chunk = json.dumps({"choices": [{"delta": {"content": "a" * 24}}]})
+    replies = {
+        "200 without its end": f"HTTP/1.1 200 OK\r\nContent-Length: {len(chunk) + 8}\r\n\r\ndata: {chunk}\n\n",
+        "429 without a time": 'HTTP/1.1 429 No\r\nContent-Length: 12\r\n\r\n{"error": 1}',
+        "200 of somebody else": f"HTTP/1.1 200 OK\r\nContent-Length: {len(chunk) + 22}\r\n\r\ndata: {chunk}\n\ndata: [DONE]\n\n",
+    }
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(replies[wrong].encode())
+        writer.close()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            await overload._ask(server.sockets[0].getsockname()[1], overload.Told(), stream=True)
+
+    with pytest.raises(RuntimeError, match="status"):
+        asyncio.run(ask())
 
 
 def test_a_failure_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

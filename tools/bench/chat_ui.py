@@ -187,19 +187,20 @@ def _figures(tokens: int, before: float, started: float, speaker: Speaker) -> di
 def measured(mode: str, seconds: float, rate: float) -> dict[str, Any]:
     """One mode, in a process of its own."""
     with tempfile.NamedTemporaryFile("r") as result, tempfile.TemporaryDirectory() as home:
-        command = [sys.executable, "-m", "tools.bench.chat_ui", "--one", mode, "--seconds", str(seconds)]
-        command += ["--rate", str(rate), "--result", result.name]
-        environment = {**os.environ, "EDGE_LLM_HOME": home, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        arguments = ["--one", mode, "--seconds", str(seconds), "--rate", str(rate), "--result", result.name]
         if mode.startswith("pty"):
-            _in_terminal(command, environment, typing=mode.endswith("typing"))
+            in_terminal("tools.bench.chat_ui", arguments, typing=mode.endswith("typing"), EDGE_LLM_HOME=home)
         else:
-            subprocess.run(command, cwd=ROOT, env=environment, check=True)
+            command = [sys.executable, "-m", "tools.bench.chat_ui", *arguments]
+            subprocess.run(command, cwd=ROOT, env={**os.environ, "EDGE_LLM_HOME": home}, check=True)
         figures: dict[str, Any] = json.load(result)
     return figures
 
 
-def _in_terminal(command: list[str], environment: dict[str, str], *, typing: bool) -> None:
-    """Run it in a terminal of SIZE until it ends, typing letters meanwhile."""
+def in_terminal(module: str, arguments: list[str], *, typing: bool = False, **variables: str) -> None:
+    """Run a module in a terminal of SIZE until it ends, typing letters meanwhile or not."""
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **variables}
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (SIZE[1], SIZE[0]))
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)

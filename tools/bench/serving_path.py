@@ -5,7 +5,8 @@
 The engine is real but for its steps: each waits `--step-ms` and gives words at random. Three doors lead to it, measured
 alternately: `engine`, its own thread and nobody who reads; `process`, a `ProcessClient` read by tasks of an event loop;
 `server`, HTTP streams read by another program. Figures are milliseconds of CPU a token over those of `engine`: of the parent,
-of the child, and both. CPU time, for a clock on the wall would measure the other programs of the machine. Linux only.
+of the child, and both. CPU time, for a clock on the wall would measure the other programs of the machine: so it does in
+`speed_%`, tokens a second in percent of those of `engine`, which is for a quiet one. Linux only.
 """
 
 from __future__ import annotations
@@ -276,8 +277,11 @@ def _over_engine(title: str, measured: dict[str, list[Figures]]) -> Figures:
     rounds = measured[title]
     middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     if "parent" in middle:
-        middle["child"] -= statistics.median(one["child"] for one in measured[f"{title.split(maxsplit=1)[0]} engine"])
+        engine = measured[f"{title.split(maxsplit=1)[0]} engine"]
+        middle["child"] -= statistics.median(one["child"] for one in engine)
         middle["both"] = middle["parent"] + middle["child"]
+        speeds = [100 * alone["seconds"] / one["seconds"] for alone, one in zip(engine, rounds, strict=True)]
+        middle["speed_%"] = statistics.median(speeds)
     return middle
 
 

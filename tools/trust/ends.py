@@ -9,33 +9,20 @@ whole, and who was still sending is refused or closed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
-import io
 import json
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
-from edge_llm_server.exchange import Log
-from edge_llm_server.serving import Serving
-from edge_llm_server.settings import ServerSettings
-
-from edge_llm.engine.client import EngineClient, ThreadClient
-from tests.engine.fakes import byte_ids, make_core, says
-from tests.server.harness import card, host_of
 from tools.trust.clients import request
 from tools.trust.figure import Figure
+from tools.trust.scripted_server import Script, scripted_server
 
-ROOT = Path(__file__).parents[2]
 _GRACE_S, _LONG_GRACE_S = 0.3, 600.0
-_STEP_S = 0.002
 _WAIT_S = 20.0
 """for what must not take long: this machine may be busy"""
 
@@ -57,14 +44,7 @@ def _trial(chosen: random.Random) -> float:
     """Seconds beyond the grace from the last signal to the process's end."""
     twice = chosen.random() < 0.3
     grace_s = _LONG_GRACE_S if twice else _GRACE_S
-    command = [sys.executable, "-m", "tools.trust.ends", "--serve", str(grace_s)]
-    with (
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
+    with scripted_server(Script(grace_s)) as (process, port), contextlib.ExitStack() as stack:
         asked = [_ask(stack, port, chosen) for _ in range(chosen.randrange(1, 7))]
         time.sleep(0.2 * chosen.random())
         process.send_signal(signal.SIGTERM)
@@ -108,20 +88,6 @@ def _check(connection: socket.socket, *, streams: bool, whole: bool) -> None:
         assert json.loads(text)
 
 
-def serve(grace_s: float) -> None:
-    """The process that ends."""
-    core = make_core(says(byte_ids("a") * 4000), context=4096, slots=3, prefix_cache="off")
-    session: Any = core.session
-    session.before_step = lambda _step: time.sleep(_STEP_S)
-
-    def load(_folder: Path) -> EngineClient:
-        return ThreadClient(core)
-
-    settings = ServerSettings(models=("fake",), port=0, grace_s=grace_s)
-    serving = Serving(settings, host_of({"fake": Path("fake")}, load), {"fake": card("fake")}, log=Log(io.StringIO()))
-    asyncio.run(serving.run(lambda: print(serving.port, flush=True)))
-
-
 FIGURE = Figure(
     "F15",
     "ends of a server by SIGTERM under load, some by two",
@@ -131,7 +97,4 @@ FIGURE = Figure(
 )
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve(float(sys.argv[2]))
-    else:
-        sys.exit(FIGURE.main(sys.argv[1:]))
+    sys.exit(FIGURE.main(sys.argv[1:]))

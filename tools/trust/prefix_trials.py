@@ -186,8 +186,8 @@ def damages(count: int, seed: int) -> int:
         _answer(folder, request)
         for _ in range(count):
             for path in files(folder):
-                if generator.random() < 0.4:
-                    data = bytearray(path.read_bytes())
+                data = bytearray(path.read_bytes())
+                if data and generator.random() < 0.4:
                     data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
                     path.write_bytes(data[: generator.choice([len(data), generator.randrange(len(data))])])
             found, hit = _answer(folder, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -15,26 +16,28 @@ from edge_llm.text.terminal import clean, clean_line
 from edge_llm.toolbox.approval import Approval, Decision, Permission
 
 _MAY = {
-    Permission.READ: "It may look at things, and change none.",
+    Permission.READ: "It changes nothing.",
     Permission.WRITE: "It may change things.",
     Permission.EXEC: "It may start programs and reach other machines.",
 }
 
 
-class ApprovalScreen(ModalScreen[Decision | None]):
-    """Gives the decision, None to stop altogether; whatever is not a clear yes is no."""
+class ApprovalScreen(ModalScreen[None]):
+    """Asks for a decision; whatever is not a clear yes is no. However the screen goes, `decision` ends: a thread waits for it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "decide('once')", "Yes, this once", id="approval.once"),
         Binding("c", "decide('chat')", "Yes, in this chat", id="approval.chat"),
         Binding("n,enter", "decide('no')", "No", id="approval.no"),
         Binding("v", "decide('never')", "Never in this chat", id="approval.never"),
-        Binding("escape", "dismiss(None)", "No, and stop", id="approval.stop"),
+        Binding("escape", "decide('')", "No, and stop", id="approval.stop"),
     ]
 
     def __init__(self, approval: Approval) -> None:
         super().__init__()
         self._approval = approval
+        self.decision: Future[Decision | None] = Future()
+        """None: stop altogether"""
 
     def compose(self) -> ComposeResult:
         asked = self._approval
@@ -47,10 +50,17 @@ class ApprovalScreen(ModalScreen[Decision | None]):
                 ),
                 markup=False,
             )
+            yield Static(clean(asked.tool.description), classes="description", markup=False)
             if asked.changed:
                 yield Static(Content.styled("It has changed since you allowed it.", "$text-warning"), markup=False)
             with VerticalScroll(id="arguments"):
                 yield Static(clean(asked.arguments), markup=False)
 
     def action_decide(self, decision: str) -> None:
-        self.dismiss(Decision(decision))
+        if not self.decision.done():
+            self.decision.set_result(Decision(decision) if decision else None)
+        self.dismiss()
+
+    def on_unmount(self) -> None:
+        if not self.decision.done():
+            self.decision.set_result(None)

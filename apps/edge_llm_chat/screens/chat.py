@@ -19,6 +19,7 @@ from edge_llm_chat.screens.dialogs import Choice, ConfirmScreen, LineScreen, Pic
 from edge_llm_chat.screens.help import HelpScreen
 from edge_llm_chat.screens.history import HistoryScreen, tags_of
 from edge_llm_chat.screens.settings import SettingsScreen
+from edge_llm_chat.screens.shown import ShownScreen
 from edge_llm_chat.screens.writing import WritingScreen
 from edge_llm_chat.widgets.composer import Composer
 from edge_llm_chat.widgets.message import MessageView
@@ -63,12 +64,12 @@ class ChatScreen(WritingScreen):
 
     @work
     async def do_new(self, _argument: str) -> None:
-        if not self.busy_told():
+        if await self.free():
             await self._open(Conversation(parameters=dict(self.conversation.parameters)))
 
     @work
     async def do_history(self, _argument: str) -> None:
-        if self.busy_told():
+        if not await self.free():
             return
         chosen = await self.app.push_screen_wait(HistoryScreen(opened=self.conversation.id))
         try:
@@ -79,12 +80,14 @@ class ChatScreen(WritingScreen):
         except EdgeLLMError as error:
             self.report(error)
 
-    def do_retry(self, _argument: str) -> None:
-        if (turn := self._last(Role.USER)) is not None and not self.busy_told():
+    @work
+    async def do_retry(self, _argument: str) -> None:
+        if await self.free() and (turn := self._last(Role.USER)) is not None:
             self._start(turn.id)
 
-    def do_edit(self, _argument: str) -> None:
-        if (turn := self._last(Role.USER)) is not None and not self.busy_told():
+    @work
+    async def do_edit(self, _argument: str) -> None:
+        if await self.free() and (turn := self._last(Role.USER)) is not None:
             self._edit(turn)
 
     def _edit(self, question: Turn) -> None:
@@ -196,7 +199,7 @@ class ChatScreen(WritingScreen):
 
     @work
     async def do_model(self, argument: str) -> None:
-        if self.busy_told():
+        if not await self.free():
             return
         name: str | None = argument
         try:
@@ -250,7 +253,7 @@ class ChatScreen(WritingScreen):
 
     @work
     async def do_delete(self, _argument: str) -> None:
-        if self.busy_told():
+        if not await self.free():
             return
         count = len(self.conversation.turns)
         if not count:
@@ -275,7 +278,7 @@ class ChatScreen(WritingScreen):
     def do_help(self, _argument: str) -> None:
         sections: dict[str, tuple[type, ...]] = {
             "Writing": (Composer,),
-            "Anywhere": (type(self), ConversationScreen, type(self.app)),
+            "Anywhere": (type(self), ConversationScreen, ShownScreen, type(self.app)),
             "On a message": (MessageView, Transcript),
         }
         self.app.push_screen(HelpScreen(sections))

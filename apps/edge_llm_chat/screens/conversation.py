@@ -1,21 +1,15 @@
-"""ConversationScreen: the conversation that is open, and everything that can be done with it."""
+"""ConversationScreen: the conversation that is open: its model, its questions, and their answers while they come."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.screen import Screen
-from textual.widgets import OptionList, Static
+from textual.widgets import Static
 
 from edge_llm.errors import EdgeLLMError, RuntimeFailure
 from edge_llm.messages import FinishReason, Role, TokenInfo, ToolCall
@@ -23,17 +17,14 @@ from edge_llm.sampling.params import MAX_SEED, USUAL_MAX_TOKENS, SamplingParams
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.answering import Answer, text_of
 from edge_llm_chat.backend import Ask, ModelInfo
-from edge_llm_chat.conversation import Attachment, Conversation, Facts, State, Turn, state_of
+from edge_llm_chat.conversation import Conversation, Facts, State, Turn, state_of
 from edge_llm_chat.markdown.leaves import parser
+from edge_llm_chat.screens.shown import WELCOME, ShownScreen, words
 from edge_llm_chat.toolbelt import MAX_ROUNDS, Toolbelt
-from edge_llm_chat.widgets.composer import Composer
-from edge_llm_chat.widgets.message import MessageView, Place
-from edge_llm_chat.widgets.status import StatusLine
-from edge_llm_chat.widgets.transcript import Transcript
+from edge_llm_chat.widgets.message import MessageView
 
 if TYPE_CHECKING:
     from edge_llm.toolbox.approval import Approval, Decision
-    from edge_llm_chat.app import ChatApp
 
 ALTERNATIVES = 10
 """tokens that are told for each place of an answer"""
@@ -42,22 +33,15 @@ _SHARE = 12
 """what is done here may take one part in so many of a core's time: the model wants it too"""
 
 
-class ConversationScreen(Screen[None]):
-    """Shows a `Conversation`, takes questions, and shows answers while they come."""
+class ConversationScreen(ShownScreen):
+    """Takes questions, and shows answers while they come."""
 
-    app: ChatApp
-    BLANK = True  # widgets cover it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Stop the answer; back to typing", id="chat.stop"),
-        Binding("ctrl+c", "copy_selection", "Copy what is selected", id="chat.copy_selection"),
-        Binding("pageup", "scroll(-1)", "Scroll up", id="chat.page_up", priority=True),
-        Binding("pagedown", "scroll(1)", "Scroll down", id="chat.page_down", priority=True),
-        Binding("shift+tab,ctrl+up", "messages", "To the messages", id="chat.messages", priority=True),
     ]
 
     def __init__(self, conversation: Conversation) -> None:
-        super().__init__()
-        self.conversation = conversation
+        super().__init__(conversation)
         self.model: ModelInfo | None = None
         self.answer: Answer | None = None
         """the one that is coming"""
@@ -66,35 +50,12 @@ class ConversationScreen(Screen[None]):
         self.belt = Toolbelt(self._approve)
         self._failure: EdgeLLMError | None = None  # why there is no model
         self._stopped = False
+        self._ended = asyncio.Event()  # no answer is coming
+        self._ended.set()
         self._answering: MessageView | None = None
-        self._editing: int | None = None  # the question that is written anew
-        self._attached: list[Attachment] = []
         self._waiting: list[tuple[int | None, tuple[TokenInfo, ...]]] = []
         self._flush_set = False
         self._cost_s = self._spent_s = 0.0
-
-    def compose(self) -> ComposeResult:
-        yield Static(id="title", markup=False)
-        yield Static(_WELCOME, id="welcome", markup=False)
-        yield Transcript()
-        yield OptionList(id="completions", markup=False)
-        yield Static(id="attached", markup=False)
-        yield Composer()
-        yield StatusLine()
-
-    # --- parts ---
-
-    @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
-
-    @property
-    def composer(self) -> Composer:
-        return self.query_one(Composer)
-
-    @property
-    def status(self) -> StatusLine:
-        return self.query_one(StatusLine)
 
     async def on_mount(self) -> None:
         self.status.tell(model=clean_line(self.app.backend.wanted), private=self.app.start.private)
@@ -117,11 +78,11 @@ class ConversationScreen(Screen[None]):
             )
             self.status.tell(state="failed", doing=clean_line(str(failure)), fraction=None)
             self._failure = failure
-            self.query_one("#welcome", Static).update(_words(failure))
+            self.query_one("#welcome", Static).update(words(failure))
             if self.conversation.turns:
-                await self.transcript.tell(_words(failure))
+                await self.transcript.tell(words(failure))
             return
-        self.query_one("#welcome", Static).update(_WELCOME)
+        self.query_one("#welcome", Static).update(WELCOME)
         self.status.tell(
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
         )
@@ -138,56 +99,6 @@ class ConversationScreen(Screen[None]):
     def _show_progress(self, stage: str, fraction: float | None) -> None:
         if self.status.machine.state == "loading":  # the last report may arrive after the end
             self.status.tell(doing=stage, fraction=fraction)
-
-    # --- showing ---
-
-    async def show_path(self, *, follow: bool = True) -> None:
-        """Show the turns of the path, and which versions there are."""
-        path = self.conversation.path()
-        await self.transcript.show(path, [self._place(turn) for turn in path])
-        if follow:
-            self.transcript.follow()
-        self.query_one("#welcome").display = not path
-        self.transcript.display = bool(path)
-        self._show_title()
-        self._show_facts(next((turn.facts for turn in reversed(path) if turn.role is Role.ASSISTANT), Facts()))
-
-    def _place(self, turn: Turn) -> Place:
-        siblings = self.conversation.siblings(turn.id)
-        return Place(siblings.index(turn.id) + 1, len(siblings))
-
-    def _show_title(self) -> None:
-        title = clean_line(self.conversation.title) or "New chat"
-        marks = ["pinned"] if self.conversation.pinned else []
-        marks += [f"#{clean_line(tag)}" for tag in self.conversation.tags]
-        self.query_one("#title", Static).update(
-            Content.assemble((title, "bold $foreground"), *(f"  {mark}" for mark in marks))
-        )
-
-    def _show_facts(self, facts: Facts) -> None:
-        known = facts.prompt_tokens > 0
-        self.status.tell(
-            context_used=facts.prompt_tokens + facts.completion_tokens if known else None,
-            cached=facts.cached_tokens / facts.prompt_tokens if known else None,
-            ttft_s=facts.ttft_s,
-            tokens_per_s=facts.tokens_per_s,
-            kv_bytes=self.app.backend.kv_bytes(),
-        )
-
-    def report(self, error: EdgeLLMError) -> None:
-        """Say what went wrong, and what to do about it."""
-        self.notify(_words(error), severity="error", markup=False, timeout=8)
-
-    @contextmanager
-    def reported(self) -> Iterator[None]:
-        """What goes wrong inside is said, and the program goes on."""
-        try:
-            yield
-        except EdgeLLMError as error:
-            self.report(error)
-
-    def tell(self, text: str) -> None:
-        self.notify(clean_line(text), markup=False, timeout=3)
 
     # --- asking ---
 
@@ -211,15 +122,15 @@ class ConversationScreen(Screen[None]):
             if self._failure is None:
                 self.tell("The answer comes as soon as the model is loaded")
             else:
-                self.run_worker(self.transcript.tell(_words(self._failure)))
+                self.run_worker(self.transcript.tell(words(self._failure)))
             return
-        self.busy = True
+        self.busy, self._stopped = True, False
+        self._ended.clear()
         self._run(question, prefix)
 
     @work(group="answer")
     async def _run(self, question: int | None, prefix: tuple[TokenInfo, ...]) -> None:
         """Answer, run the tools that the answer asks for, and answer again, until there is an answer in words."""
-        self._stopped = False
         try:
             for left in reversed(range(MAX_ROUNDS + 1)):
                 turn, calls = await self._answer(question, prefix, "auto" if left else "none")
@@ -230,6 +141,7 @@ class ConversationScreen(Screen[None]):
                     break
         finally:
             self.busy = False
+            self._ended.set()
 
     async def _answer(
         self, question: int | None, prefix: tuple[TokenInfo, ...], tool_choice: str
@@ -280,9 +192,9 @@ class ConversationScreen(Screen[None]):
         from edge_llm.toolbox.approval import Decision
         from edge_llm_chat.screens.approval import ApprovalScreen
 
-        answered: Future[Decision | None] = Future()
-        self.app.call_from_thread(self.app.push_screen, ApprovalScreen(approval), answered.set_result)
-        decision = answered.result()
+        question = ApprovalScreen(approval)
+        self.app.call_from_thread(self.app.push_screen, question)
+        decision = question.decision.result()
         self._stopped = self._stopped or decision is None
         return decision or Decision.NO
 
@@ -301,7 +213,7 @@ class ConversationScreen(Screen[None]):
             if not answer.text:
                 self.conversation.remove(turn.id)
                 await self.show_path()
-                await self.transcript.tell(_words(answer.error))
+                await self.transcript.tell(words(answer.error))
                 return
             self.report(answer.error)
             changes: dict[str, object] = {"state": State.FAILED, "facts": Facts(note=clean_line(str(answer.error)))}
@@ -368,43 +280,3 @@ class ConversationScreen(Screen[None]):
             self._show_hint()
             self._show_attached()
         self.composer.focus()
-
-    def action_copy_selection(self) -> None:
-        text = self.get_selected_text()
-        if text:
-            self.app.copy_to_clipboard(text)
-            self.tell("Copied")
-        else:
-            self.tell("Nothing is selected. Ctrl+Q leaves, Escape stops an answer")
-
-    def action_scroll(self, direction: int) -> None:
-        if direction < 0:
-            self.transcript.scroll_page_up(animate=False)
-        else:
-            self.transcript.scroll_page_down(animate=False)
-
-    def action_messages(self) -> None:
-        views = self.transcript.views
-        if views:
-            views[-1].focus()
-
-    def on_transcript_left(self) -> None:
-        self.composer.focus()
-
-    def _show_hint(self, text: str = "") -> None:
-        """What is to be known of the question that is being written."""
-        editing = ["editing: Enter asks anew, Escape leaves it"] if self._editing is not None else []
-        self.composer.border_subtitle = " · ".join([*editing, *([text] if text else [])])
-
-    def _show_attached(self) -> None:
-        attached = self.query_one("#attached", Static)
-        attached.update(Content("  ".join(f"▤ {clean_line(item.name)}" for item in self._attached)))
-        attached.set_class(bool(self._attached), "some")
-
-
-def _words(error: EdgeLLMError) -> str:
-    """What went wrong, and what to do about it."""
-    return clean_line(str(error)) + (f"\n{clean_line(error.hint)}" if error.hint else "")
-
-
-_WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -31,6 +32,7 @@ class SettingsScreen(ModalScreen[dict[str, float | int] | None]):
     def __init__(self, values: Mapping[str, float | int]) -> None:
         super().__init__()
         self._values = values
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", id="settings", can_focus=False) as dialog:
@@ -41,7 +43,12 @@ class SettingsScreen(ModalScreen[dict[str, float | int] | None]):
                     yield Label(parameter.name, markup=False)
                     yield Input(str(self._values.get(parameter.name, "")), placeholder="model", id=parameter.name)
                     yield Static(parameter.help, classes="hint", markup=False)
+            yield Static("", id="about", markup=False)
             yield Static("", id="wrong", markup=False)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        if event.widget.id in parameters.BY_NAME:
+            self.query_one("#about", Static).update(parameters.BY_NAME[event.widget.id].help)
 
     def action_keep(self) -> None:
         values: dict[str, float | int] = {}

@@ -30,11 +30,10 @@ class WritingScreen(ConversationScreen):
     async def on_composer_sent(self, event: Composer.Sent) -> None:
         command = commands.parse(event.text)
         if command is None:
-            if self.busy_told():
-                self.composer.put_back(event.text)
-                return
-            await self._attach_mentions(event.text)
-            await self.ask(event.text.strip("\n"))
+            if self.stopping:
+                self._send_later(event.text)
+            else:
+                await self._send(event.text)
             return
         name, argument = command
         if name not in commands.BY_NAME:
@@ -42,6 +41,19 @@ class WritingScreen(ConversationScreen):
             self.composer.put_back(event.text)
             return
         self.action_do(name, argument)
+
+    async def _send(self, text: str) -> None:
+        if self.busy_told():
+            self.composer.put_back(text)
+            return
+        await self._attach_mentions(text)
+        await self.ask(text.strip("\n"))
+
+    @work
+    async def _send_later(self, text: str) -> None:
+        """Not in the handler of a message: the end of an answer needs those."""
+        await self.free()
+        await self._send(text)
 
     def action_do(self, name: str, argument: str = "") -> None:
         """Do a command of the list."""
@@ -57,6 +69,17 @@ class WritingScreen(ConversationScreen):
             self.tell("An answer is coming: Escape stops it")
             return True
         return False
+
+    @property
+    def stopping(self) -> bool:
+        """An answer was stopped, and has not ended yet."""
+        return self.busy and self._stopped
+
+    async def free(self) -> bool:
+        """Whether something else may begin; the end of an answer that was stopped is waited for, one that comes is told of."""
+        if self.stopping:
+            await self._ended.wait()
+        return not self.busy_told()
 
     def do_attach(self, argument: str) -> None:
         try:
