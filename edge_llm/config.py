@@ -1,11 +1,13 @@
 """EngineConfig: everything that can be set about an engine; frozen, validated once, passed down.
 
-A value comes from, later ones winning: the default, `[engine]` of config.toml in the config folder (`private`: `[privacy]`),
-the environment (`EDGE_LLM_` and the field's name in capitals), an argument.
+A value comes from, later ones winning: the default, what `edge-llm tune` found on this machine (`profile.py`), `[engine]` of
+config.toml in the config folder (`private`: `[privacy]`), the environment (`EDGE_LLM_` and the field's name in capitals), an
+argument.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import tomllib
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from edge_llm import machine, paths
-from edge_llm.errors import ParameterError
+from edge_llm.errors import InputError, ParameterError
 
 CONFIG_NAME = "config.toml"
 ENV_PREFIX = "EDGE_LLM_"
@@ -28,6 +30,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_chunk": (1, 1 << 16),
     "mixed_chunk": (1, 1 << 16),
     "mixed_pause_ms": (0, 60_000),
+    "spin_us": (0, 1_000_000),
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (0, 1 << 40),
     "prefix_cache_bytes": (0, 1 << 44),
@@ -68,6 +71,9 @@ class EngineConfig:
     that their next token is not late"""
     mixed_pause_ms: int = 300
     """milliseconds, about, that answers stand still at most, once in 36 tokens, so that a long prompt is not late; 0: never"""
+    spin_us: int = 400
+    """microseconds that an idle thread looks for work before it sleeps: longer than the gap between two tokens, far shorter
+    than a pause of the user"""
     max_queued_requests: int | None = None
     """requests that may wait for a slot before new ones are refused; None: twice the slots and 8"""
     max_queued_tokens: int = 131_072
@@ -102,7 +108,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check(field.name, field.name, getattr(self, field.name))
+            check_setting(field.name, field.name, getattr(self, field.name))
         if self.layout == "ring" and self.provider not in ("auto", "cpu"):
             raise ParameterError(
                 f"the ring layout runs on the CPU only, not on {self.provider}", hint="leave the layout out"
@@ -138,20 +144,26 @@ def load_config(
     env: Mapping[str, str] | None = None,
     *,
     defaults: Mapping[str, Any] | None = None,
+    tuned: bool = True,
     **arguments: Any,
 ) -> EngineConfig:
-    """The config from file, environment and arguments (None: not given).
+    """The config from profile, file, environment and arguments (None: not given).
 
     `path` defaults to config.toml in the config folder, which may be missing; a path that is given must exist.
-    `defaults` are what a program prefers to our own. Raises `ParameterError`, saying where an unknown key or a bad value
-    stands.
+    `defaults` are what a program prefers to our own. `tuned`: whether the profile counts. Raises `ParameterError`, saying where
+    an unknown key or a bad value stands.
     """
-    values = {**(defaults or {}), **_from_file(path), **_from_environment(os.environ if env is None else env)}
+    usual = dict(defaults or {})
+    given = {**_from_file(path), **_from_environment(os.environ if env is None else env)}
     for name, value in arguments.items():
         if value is not None:
-            _check(name, f"{name} (argument)", value)
-            values[name] = value
-    return EngineConfig(**values)
+            check_setting(name, f"{name} (argument)", value)
+            given[name] = value
+    config = EngineConfig(**(usual | given))
+    if tuned and config.layout != "static" and config.provider in ("auto", "cpu"):  # what was measured
+        with contextlib.suppress(ParameterError):  # e.g. more slots than a chunk has rows that the user made small
+            return EngineConfig(**(usual | _from_profile() | given))
+    return config
 
 
 def default_threads(root: Path = machine.ROOT) -> int:
@@ -173,7 +185,7 @@ def default_context(trained: int, row_bytes: int, root: Path = machine.ROOT) -> 
     return context
 
 
-def _check(name: str, label: str, value: object) -> None:
+def check_setting(name: str, label: str, value: object) -> None:
     """Raises `ParameterError` unless `value` may stand in field `name`; `label` says where it came from."""
     if value is None and name in _OPTIONAL:
         return
@@ -203,6 +215,18 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]}?" if close else f"the settings are: {', '.join(known)}"
 
 
+def _from_profile() -> dict[str, int]:
+    from edge_llm.profile import (
+        read_profile,
+    )  # it knows of settings, and hardly any other import of this module needs it
+
+    try:
+        profile = read_profile()
+    except InputError:  # `edge-llm doctor` says why
+        return {}
+    return {} if profile is None else profile.settings
+
+
 def _from_file(path: Path | None) -> dict[str, Any]:
     file = paths.config_dir() / CONFIG_NAME if path is None else path
     try:
@@ -225,7 +249,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         for name, value in settings.items():
             if (name in _FLAGS) != (section == "privacy"):
                 raise ParameterError(f"unknown setting {name} under [{section}] in {file}", hint=_suggestion(name))
-            _check(name, f"{name} in {file}", value)
+            check_setting(name, f"{name} in {file}", value)
             values[name] = value
     return values
 
@@ -240,6 +264,6 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
             value: object = int(text) if name in _RANGES else _FLAGS.get(name, {}).get(text.lower(), text)
         except ValueError:
             value = text
-        _check(name, variable, value)
+        check_setting(name, variable, value)
         values[name] = value
     return values

@@ -122,6 +122,12 @@ def resident_memory(root: Path = ROOT) -> int | None:
     return int(words[1]) * mmap.PAGESIZE if len(words) > 1 and words[1].isdecimal() else None
 
 
+def waited_for_cpu(root: Path = ROOT) -> float | None:
+    """Seconds that this process's first thread could have run and did not, since other programs did; None where nobody says."""
+    words = _text(root / "proc/self/schedstat").split()
+    return int(words[1]) / 1e9 if len(words) > 1 and words[1].isdecimal() else None
+
+
 def _siblings(cpu: int, root: Path) -> str:
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     for name in ("core_cpus_list", "thread_siblings_list"):

@@ -12,13 +12,14 @@ PACKAGE = Path(__file__).parents[1] / "edge_llm"
 APPS = Path(__file__).parents[1] / "apps"
 
 # Each layer may import those to its left, never one of its own row: siblings stay strangers.
-BASE = {"errors", "machine", "paths", "messages", "config", "metrics"}
+BASE = {"errors", "machine", "paths", "messages", "config", "profile", "metrics"}
 ALLOWED = {
     "errors": set(),
     "paths": {"errors"},
     "messages": {"errors"},
     "machine": set(),
     "config": {"errors", "machine", "paths"},
+    "profile": {"errors", "machine", "paths", "config"},
     "kernels": BASE,
     "text": BASE | {"kernels"},
     "cache": BASE | {"kernels"},
@@ -30,8 +31,13 @@ ALLOWED = {
     "install": BASE | {"kernels", "text", "cache", "sampling", "model", "export", "engine"},
 }
 # Inside functions: the facade resolves a model's name, and the assembly a draft model's; the static form of a model is
-# written when first wanted.
-EXCEPTIONS = {("engine/engine.py", "install"), ("engine/assembly.py", "install"), ("engine/static.py", "export")}
+# written when first wanted; settings that were measured are one more source of a config.
+EXCEPTIONS = {
+    ("engine/engine.py", "install"),
+    ("engine/assembly.py", "install"),
+    ("engine/static.py", "export"),
+    ("config.py", "profile"),
+}
 
 HOMES = {
     "numba": {"kernels"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_llm import machine
-from edge_llm.machine import cpu_identity, resident_memory, return_freed_memory
+from edge_llm.machine import cpu_identity, resident_memory, return_freed_memory, waited_for_cpu
 
 INTEL = """processor\t: {number}
 vendor_id\t: GenuineIntel
@@ -83,3 +83,11 @@ def test_freed_memory_is_returned_once_for_many(monkeypatch: pytest.MonkeyPatch)
     done.clear()
     machine.return_freed_memory_later(0.0)
     assert done.wait(20)
+
+
+def test_time_that_a_thread_waited_for_a_cpu(tmp_path: Path) -> None:
+    assert waited_for_cpu(tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    for text, told in (("5 2500000000 7\n", 2.5), ("5 what", None), ("", None)):
+        (tmp_path / "proc/self/schedstat").write_text(text)
+        assert waited_for_cpu(tmp_path) == told

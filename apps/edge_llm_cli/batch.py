@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -116,6 +115,8 @@ def batch(
                     str(input_file.resolve()), job, wanted, (opened, defaults), results, report.show, workers=workers
                 )
             else:
+                import asyncio  # and with it ssl: 4 MB that no other verb needs
+
                 tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
                 asyncio.run(_answer(BatchRun(engine, results, defaults, report.show), tasks))
     if report.errors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,6 +130,8 @@ def _number(option: str, word: str, low: int, high: int) -> int:
 
 def _result(test: Test, rates: list[float]) -> dict[str, Any]:
     """In the names of llama-bench's JSON; rates are tokens a second."""
+    import statistics  # fractions, decimals and random numbers, which no other verb needs
+
     return {
         "test": test.name,
         "n_prompt": test.prompt,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_llm.errors import EdgeLLMError
+from edge_llm.errors import EdgeLLMError, InputError
 from edge_llm_cli import console
 from edge_llm_cli.models import INSTALLED, JsonOption
 
@@ -31,6 +31,7 @@ def doctor(
         "versions": _versions,
         "cpu": _cpu,
         "threads": _threads,
+        "tuning": _tuning,
         "memory": _memory,
         "onnxruntime": _onnxruntime,
         "kernels": _kernels,
@@ -111,16 +112,39 @@ def _threads() -> dict[str, Any]:
 
     usable = machine.usable_cpus()
     quota = machine.cpu_quota()
-    configured = load_config().threads
+    configured, own = load_config().threads, load_config(tuned=False).threads
     used = min(configured or default_threads(), len(usable))
+    reason = "threads is set" if own else "edge-llm tune found it faster"
     return {
         "used": used,
-        "because": "threads is set" if configured else "one a physical core that this process may use",
+        "because": reason if configured else "one a physical core that this process may use",
         "cpus_of_machine": os.cpu_count(),
         "cpus_usable": len(usable),
         "physical_cores_usable": machine.physical_cores(usable),
         "quota": "none" if quota is None else quota,
     }
+
+
+def _tuning() -> dict[str, Any]:
+    """What `edge-llm tune` has found here; a profile that does not count is no fault, the defaults do."""
+    from edge_llm.config import load_config
+    from edge_llm.profile import read_profile
+
+    try:
+        profile = read_profile()
+    except InputError as error:
+        return {
+            "state": f"the defaults: the profile is ignored, {error}",
+            "remedy": "edge-llm tune, or edge-llm tune --reset",
+        }
+    if profile is None:
+        return {"state": "the defaults: edge-llm tune measures whether others are faster here"}
+    config, found = load_config(), {}
+    for decision in profile.decisions:
+        used = getattr(config, decision.setting)
+        set_otherwise = decision.changes and used != decision.chosen
+        found[decision.setting] = f"{used}, which is set" if set_otherwise else str(decision)
+    return {"state": f"measured on {profile.measured} with {profile.model}"} | found
 
 
 def _memory() -> dict[str, Any]:

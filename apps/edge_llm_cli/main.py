@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from edge_llm.errors import EdgeLLMError, InputError
-from edge_llm_cli import batch, bench, cache, chat, console, doctor, evaluate, models, serve
+from edge_llm_cli import batch, bench, cache, chat, console, doctor, evaluate, models, serve, tune
 from edge_llm_cli import run as run_verb
 from edge_llm_cli.wording import Sections
 
@@ -104,6 +104,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")
 app.command("eval", short_help="Measure how well a model knows a text.")(evaluate.evaluate)
 app.command(short_help="Measure speed, in llama-bench's terms.")(bench.bench)
+app.command(short_help="Measure which settings are fastest here, and use them.")(tune.tune)
 app.command()(doctor.doctor)
 
 

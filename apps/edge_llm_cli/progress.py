@@ -11,7 +11,7 @@ from edge_llm_cli import console
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_LONG_STAGES = ("downloading", "importing", "compiling", "waiting", "evaluating", "writing")
+_LONG_STAGES = ("downloading", "importing", "compiling", "waiting", "evaluating", "writing", "trying")
 _LICENCE = "licence: "
 
 

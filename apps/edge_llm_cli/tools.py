@@ -31,14 +31,16 @@ class Toolbelt:
 
     def __init__(self, names: list[str], choice: str | None) -> None:
         """Raises `InputError` for a tool that there is not, or a choice without tools."""
-        from edge_llm.toolbox.builtin import builtin
-        from edge_llm.toolbox.runner import ToolRunner
-
-        if choice is not None and not names:
-            raise InputError("--tool-choice needs --tool", hint="for example --tool calculator")
         self.records: list[CallRecord] = []
-        self._runner: ToolRunner = ToolRunner(map(builtin, names), ask, record=self._told)
         self._choice = choice or "auto"
+        self._runner: ToolRunner | None = None
+        if names:
+            from edge_llm.toolbox.builtin import builtin
+            from edge_llm.toolbox.runner import ToolRunner
+
+            self._runner = ToolRunner(map(builtin, names), ask, record=self._told)
+        elif choice is not None:
+            raise InputError("--tool-choice needs --tool", hint="for example --tool calculator")
 
     def converse(
         self,
@@ -49,6 +51,8 @@ class Toolbelt:
         options: RequestOptions,
     ) -> Answer:
         """The answer in words, after those that call tools."""
+        if self._runner is None:
+            return read(engine.chat(messages, params, **options))
         choice = self._choice
         for turn in range(MAX_ROUNDS + 1):
             if turn == MAX_ROUNDS:

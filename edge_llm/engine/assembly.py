@@ -100,6 +100,7 @@ def _ring_engine(
             max_rows=config.max_chunk,
             threads=threads,
             takes_turns=draft_model is not None,
+            spin_us=config.spin_us,
         )
     except BaseException:
         intake.close()

@@ -15,8 +15,8 @@ the latest measurements: other programs on the machine make single ones worthles
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median_low
 
 RATIO = 2.0
 """what an ordinary step may cost, in steps without prompt rows"""
@@ -62,6 +62,12 @@ class Portion:
     holds: bool = False
 
 
+def _median_low(values: Iterable[float]) -> float:
+    """As of `statistics`, which would load decimals and fractions at every start."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
 class _Cost:
     """Median of the latest five measurements, in seconds; None without any."""
 
@@ -76,13 +82,13 @@ class _Cost:
 
     def add(self, seconds: float) -> None:
         self._values.append(seconds)
-        self.median = median_low(self._values)
+        self.median = _median_low(self._values)
 
     def forget_one(self) -> None:
         """Where nothing is measured any more, what is known goes after a while, and is tried again."""
         if self._values:
             self._values.popleft()
-        self.median = median_low(self._values) if self._values else None
+        self.median = _median_low(self._values) if self._values else None
 
 
 class _RowCosts:

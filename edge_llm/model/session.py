@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_llm.config import EngineConfig
 from edge_llm.errors import SessionError
 from edge_llm.kernels.layout import (
     PHASE_FIELDS,
@@ -33,10 +34,6 @@ from edge_llm.model.manifest import GRAPH_NAME, ModelManifest
 from edge_llm.model.ort_capi import ApiEntry, ElementType, OrtApi, encode_path, environment, ort_api
 from edge_llm.model.rope import rope_rows
 from edge_llm.model.step import Step
-
-SPIN_MICROSECONDS = 400
-"""how long a pool thread looks for work before it sleeps: longer than the gap between two ops or two decode steps, far
-shorter than a pause of the user"""
 
 _Tensor = tuple[np.ndarray, tuple[int, ...], ElementType]
 
@@ -64,12 +61,14 @@ class Session:
         max_rows: int,
         threads: int,
         takes_turns: bool = False,
+        spin_us: int = EngineConfig.spin_us,
     ) -> None:
         """Load the graph of a model folder.
 
         `cache_descriptor` is the address of a KVCache's descriptor, which must outlive the session; `max_rows` bounds the
-        rows of a step; `threads` is the size of the thread pool, the caller's thread included. One that `takes_turns` with
-        another session leaves it the processors after each step: none of its threads looks for more work.
+        rows of a step; `threads` is the size of the thread pool, the caller's thread included, of which idle ones look for
+        work for `spin_us` microseconds before they sleep. One that `takes_turns` with another session leaves it the
+        processors after each step: none of its threads looks for more work.
 
         Raises `ModelFormatError` for a graph that is not one of ours, `SessionError` if ONNX Runtime refuses it or the
         cache's rings have no room for such steps.
@@ -85,7 +84,7 @@ class Session:
             raise SessionError(f"the cache has room for steps of {self._cache.max_rows} rows, not {max_rows}")
         self._workspace, self._buffers = self._allocate_workspace(kernels, threads)
         self._ops = SessionOps(self._api, kernels, self._workspace, self._cache.record, read_outside)
-        self._session, self._domain = self._create(folder / GRAPH_NAME, threads, takes_turns)
+        self._session, self._domain = self._create(folder / GRAPH_NAME, threads, takes_turns, spin_us)
         self._allocate_phases()
         self._memory_info = self._api.create(ApiEntry.CREATE_CPU_MEMORY_INFO, (c_int, 0), (c_int, 0))
         self._run = self._api.function(ApiEntry.RUN_WITH_BINDING, c_void_p, c_void_p, c_void_p)
@@ -236,7 +235,7 @@ class Session:
         workspace[Workspace.YIELD] = yield_address()
         return workspace, [blocks, attention]
 
-    def _create(self, graph: Path, threads: int, takes_turns: bool) -> tuple[int, int]:
+    def _create(self, graph: Path, threads: int, takes_turns: bool, spin_us: int) -> tuple[int, int]:
         api = self._api
         options = api.create(ApiEntry.CREATE_SESSION_OPTIONS)
         domain = 0
@@ -246,8 +245,8 @@ class Session:
             # Patterns are kept for every shape that a step ever had: memory without end, for nothing measurable.
             api.call(ApiEntry.DISABLE_MEM_PATTERN, (c_void_p, options))
             for key, value in {
-                "session.intra_op.allow_spinning": "1",
-                "session.intra_op.spin_duration_us": str(SPIN_MICROSECONDS),
+                "session.intra_op.allow_spinning": "1" if spin_us else "0",
+                "session.intra_op.spin_duration_us": str(spin_us),
                 "session.force_spinning_stop": str(int(takes_turns)),
                 "session.disable_prepacking": "1",  # nothing to repack: weights are stored as the kernels read them
             }.items():

@@ -11,7 +11,8 @@ class SeenTokens:
     """A row for each distinct token, as `sample_row` reads it: its id, and how often it was generated."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
-        self._ids = np.unique(np.asarray(prompt_ids, np.int32))
+        # not np.unique: that loads numpy.ma, which takes more memory than the tokens of any prompt
+        self._ids = np.array(sorted(set(prompt_ids)), np.int32)
         self._counts = np.zeros_like(self._ids)
         self._rows = {token_id: row for row, token_id in enumerate(self._ids.tolist())}
         self.addresses = self._ids.ctypes.data, self._counts.ctypes.data

@@ -12,6 +12,7 @@ SECTIONS = [
     "versions",
     "cpu",
     "threads",
+    "tuning",
     "memory",
     "onnxruntime",
     "kernels",

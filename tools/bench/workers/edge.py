@@ -13,11 +13,7 @@ from edge_llm.config import EngineConfig, load_config
 from edge_llm.engine.assembly import open_engine
 from edge_llm.engine.benchmark import Benchmark
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.request import Request
-from edge_llm.engine.sequence import Phase
-from edge_llm.errors import EdgeLLMError
 from edge_llm.kernels.warmup import load_kernels
-from edge_llm.messages import Event
 from edge_llm.model.step import Segment, Step
 from edge_llm.sampling.params import SamplingParams
 from edge_llm.sampling.sampler import Sampler
@@ -56,24 +52,7 @@ class EdgeWorker:
         return self._benchmark.decode(depth, tokens)
 
     def batch(self, sequences: int, depth: int, tokens: int) -> float:
-        """Steps of the engine while all conversations are being answered: planning, sampling, text and events included."""
-        core = self._core
-        params = SamplingParams(temperature=0.0, ignore_eos=True)
-        running = []
-        try:
-            for ids in protocol.conversations(sequences, depth, self._vocab):
-                running.append(core.prepare(Request(token_ids=tuple(ids), params=params), _raise_failure))
-                core.enqueue(running[-1])
-            while any(sequence.phase in (Phase.QUEUED, Phase.PREFILL) for sequence in running):
-                core.step()
-            start = time.perf_counter()
-            for _ in range(tokens):
-                core.step()
-            return time.perf_counter() - start
-        finally:
-            for sequence in running:
-                sequence.cancel()
-            core.step()
+        return self._benchmark.together(protocol.conversations(sequences, depth, self._vocab), tokens)
 
     def answer(self, prompt: str, max_tokens: int) -> int:
         if self._engine is None:
@@ -111,11 +90,6 @@ class EdgeWorker:
             return np.array(logits[0])
         finally:
             self._core.cache.release(slot)
-
-
-def _raise_failure(event: Event | EdgeLLMError) -> None:
-    if isinstance(event, EdgeLLMError):
-        raise event
 
 
 if __name__ == "__main__":
