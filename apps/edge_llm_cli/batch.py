@@ -115,7 +115,7 @@ def batch(
                     str(input_file.resolve()), job, wanted, (opened, defaults), results, report.show, workers=workers
                 )
             else:
-                import asyncio  # and with it ssl: 4 MB that no other verb needs
+                import asyncio  # it brings ssl, and no other verb needs either
 
                 tasks = read_tasks(read_lines(source, job), ENDPOINTS, wanted)
                 asyncio.run(_answer(BatchRun(engine, results, defaults, report.show), tasks))

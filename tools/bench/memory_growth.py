@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 import sys
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -88,12 +89,11 @@ class Traffic:
             pass
 
 
-def measure(engine: Engine, text: str, *, requests: int, seed: int, longest: int) -> tuple[list[int], list[int]]:
+def measure(engine: Engine, text: str, *, requests: int, seed: int, longest: int) -> tuple[array[int], array[int]]:
     """Resident bytes after each request, and what of them is no rows of the KV cache."""
     traffic = Traffic(engine, text, seed, longest)
     running: deque[Handle] = deque()
-    all_of_it: list[int] = []
-    without_rows: list[int] = []
+    all_of_it, without_rows = array("q"), array("q")  # lists of numbers would be seen themselves
     for number in range(requests):
         running.append(traffic.start())
         if len(running) == _TOGETHER:
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     text = TEXT.read_text(encoding="utf-8")
-    with Engine.load(options.model, EngineConfig(context=2048)) as engine:
+    with Engine.load(options.model, EngineConfig()) as engine:
         found = measure(engine, text, requests=options.requests, seed=options.seed, longest=options.longest)
     resident, rest = map(slope, found)
     print(f"resident memory      {resident}, {found[0][-1] / 1e6:.1f} MB at the end")
