@@ -242,6 +242,9 @@ class Session:
         try:
             api.call(ApiEntry.SET_INTRA_OP_THREADS, (c_void_p, options), (c_int, threads))
             api.call(ApiEntry.SET_GRAPH_OPTIMIZATION_LEVEL, (c_void_p, options), (c_int, 0))
+            # Phases run when ONNX Runtime has given back what they read and write, and nothing else has had it since: it
+            # stays memory of this session's own arena, which is never made smaller.
+            api.call(ApiEntry.ENABLE_CPU_MEM_ARENA, (c_void_p, options))
             # Patterns are kept for every shape that a step ever had: memory without end, for nothing measurable.
             api.call(ApiEntry.DISABLE_MEM_PATTERN, (c_void_p, options))
             for key, value in {
