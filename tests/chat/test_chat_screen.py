@@ -612,6 +612,28 @@ def test_an_unknown_command_is_said_and_a_path_is_a_question() -> None:
     run(body, backend)
 
 
+def test_enter_is_for_what_was_written_however_fast() -> None:
+    """All keys at once: the list of commands is still that of the first ones."""
+    backend = FakeBackend("yes")
+
+    async def body(pilot: Pilot[None]) -> None:
+        composer = screen_of(pilot).composer
+        await pilot.press("/")
+        await wait_until(lambda: composer.completing, pilot)
+        composer.insert("set temperature 0.5")
+        composer.action_send()
+        composer.insert("Hello")
+        composer.action_send()
+        await wait_until(lambda: backend.asked != [], pilot)
+        assert backend.asked[0].messages[-1].content == "Hello"
+        assert backend.asked[0].params.temperature == 0.5
+        composer.insert("/hel")
+        composer.action_send()
+        await dialog(pilot, HelpScreen)
+
+    run(body, backend)
+
+
 def test_files_go_with_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_text("milk\neggs")
     (tmp_path / "more.txt").write_text("bread")

@@ -31,7 +31,7 @@ class WritingScreen(ConversationScreen):
     _offered_for = ""
 
     async def on_composer_sent(self, event: Composer.Sent) -> None:
-        command = commands.parse(event.text)
+        command = commands.parse(self._whole_command(event.text))
         if command is None:
             if self.stopping:
                 self._send_later(event.text)
@@ -44,6 +44,15 @@ class WritingScreen(ConversationScreen):
             self.composer.put_back(event.text)
             return
         self.action_do(name, argument)
+
+    def _whole_command(self, text: str) -> str:
+        """What the list offers for this text, or, if keys came too fast for the list, the only command that it begins."""
+        possible = [f"/{command.name}" for command in commands.matching(text)]
+        if possible and self.composer.completing and self._offered_for == text:
+            option = self.query_one("#completions", OptionList).highlighted_option
+            if option is not None and option.id is not None:
+                return option.id
+        return possible[0] if len(possible) == 1 else text
 
     async def _send(self, text: str) -> None:
         if self.busy_told():
@@ -129,10 +138,7 @@ class WritingScreen(ConversationScreen):
 
     def on_composer_moving(self, event: Composer.Moving) -> None:
         offered = self.query_one("#completions", OptionList)
-        if event.by == 0:
-            self._accept(run=True)
-        else:
-            (offered.action_cursor_down if event.by > 0 else offered.action_cursor_up)()
+        (offered.action_cursor_down if event.by > 0 else offered.action_cursor_up)()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self._accept(run=True)

@@ -61,7 +61,7 @@ class Composer(TextArea):
             id="composer",
         )
         self.completing = False
-        """a list of completions is open: Up, Down and Enter are for it"""
+        """a list of completions is open: Up and Down are for it"""
 
     async def _on_key(self, event: events.Key) -> None:
         # Here and not in a priority binding: those overtake the keys before them, and an answer's question would lack its end.
@@ -82,10 +82,8 @@ class Composer(TextArea):
         self.write(text + self.text)
 
     def action_send(self) -> None:
-        if self.completing and self.text.startswith("/"):
-            self.post_message(self.Moving(0))
-        elif self.text.strip():
-            text = self.text
+        text = self.text
+        if text.strip():
             self.clear()  # now: what is typed next belongs to the next message
             self.post_message(self.Sent(text))
 
