@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
+import sys
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path("/")
 _CPU_MODEL = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU architecture", "CPU part")
+_PR_SET_PDEATHSIG = 1
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
 
 
@@ -54,6 +57,14 @@ def yield_address() -> int:
     except (OSError, AttributeError):
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def end_with_parent() -> None:
+    """From now on this process is killed when the thread that started it ends, whatever it is doing then. Linux only."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 _returning = threading.Lock()

@@ -46,7 +46,6 @@ _INTAKE_THREADS = 4
 """requests that are checked and tokenised side by side: a long one delays no short one and no cancel"""
 _MUCH_BYTES = 1 << 20
 """of a reply, for which several times as much was held"""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int) -> None:
@@ -70,11 +69,7 @@ def _leave_nothing_behind() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold what was said
-    if sys.platform == "linux":
-        import ctypes
-
-        # even if this process can no longer read that the connection is closed
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    machine.end_with_parent()  # even if this process can no longer read that the connection is closed
 
 
 def _serve(channel: Channel) -> None:

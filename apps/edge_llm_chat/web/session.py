@@ -10,15 +10,21 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from aiohttp import WSMsgType, web
+from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START
 from textual_serve.app_service import AppService
 from textual_serve.download_manager import DownloadManager
 
 from edge_llm.text.terminal import clean
+from edge_llm_chat.paste import MOST_PASTED
 
 GRACE_S = 4.0
 """how long a chat may take to end before it is killed"""
+STUCK_S = 30.0
+"""how long a chat may take nothing of what is typed before it is ended"""
 MOST_CELLS = 1000
 """columns or rows of a window"""
+MOST_KEYS = 4096
+"""characters that are typed at a time"""
 _READY = b"__GANGLION__\n"
 _CLEARED = "\x1b[?1049l\x1b[0m\x1b[2J\x1b[H"
 _MOST_BYTES = 1 << 24
@@ -46,9 +52,14 @@ class Session(AppService):
         """Until the chat ends or the browser goes away; then the process has ended, too."""
         await self.start(width, height)
         try:
-            async for message in self._websocket:
-                if message.type is not WSMsgType.TEXT or not await self._hear(message.data):
+            async for message in self._websocket:  # the next is not read before this one is taken
+                if message.type is not WSMsgType.TEXT:
                     break
+                async with asyncio.timeout(STUCK_S):
+                    if not await self._hear(message.data):
+                        break
+        except TimeoutError:
+            pass
         finally:
             await asyncio.shield(self.stop())
 
@@ -59,8 +70,8 @@ class Session(AppService):
         except (ValueError, RecursionError):
             return False
         match said:
-            case ["stdin", str(typed)]:
-                return await self.send_bytes(typed.encode("utf-8", "replace"))
+            case ["stdin", str(keys)]:
+                return await self.send_bytes(typed(keys).encode("utf-8", "replace"))
             case ["resize", {"width": int(width), "height": int(height)}] if fits(width) and fits(height):
                 await self.set_terminal_size(width, height)
             case ["ping", str(sent)]:
@@ -125,6 +136,14 @@ class Session(AppService):
                 await asyncio.shield(self._task)
         await _end(self._process, grace_s=0.0)
         await self._task
+
+
+def typed(text: str) -> str:
+    """As much of `text` as is typed or pasted at a time; of a paste one character more than the chat takes, as it says itself."""
+    if not text.startswith(BRACKETED_PASTE_START):
+        return text[:MOST_KEYS]
+    pasted, _, keys = text.removeprefix(BRACKETED_PASTE_START).partition(BRACKETED_PASTE_END)
+    return BRACKETED_PASTE_START + pasted[: MOST_PASTED + 1] + BRACKETED_PASTE_END + keys[:MOST_KEYS]
 
 
 def fits(cells: int) -> bool:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from edge_llm import machine
 from edge_llm.engine.child_process import clean_environment
 from edge_llm.errors import EdgeLLMError
 from edge_llm_chat.backend import ChatBackend
@@ -53,6 +54,7 @@ class Tab:
 
 def main() -> None:
     """The process; how it ended is told by its exit code, and by one line on stderr."""
+    machine.end_with_parent()
     tab = Tab.read(os.environ.pop(_VARIABLE))
     try:
         open_chat(tab.connect, tab.model, tab.wish, private=tab.private)

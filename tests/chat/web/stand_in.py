@@ -1,7 +1,7 @@
 """A program that speaks as Textual's driver for browsers does: shows its environment and what is typed.
 
-`python -m tests.chat.web.stand_in [deaf|broken|faulty|refused]`: does not end when it is told to, loses its way in the protocol
-when something is typed, ends by a traceback, ends by an error of ours.
+`python -m tests.chat.web.stand_in [deaf|stuck|broken|faulty|refused]`: does not end when it is told to, takes nothing of what
+is typed, loses its way in the protocol when something is, ends by a traceback, ends by an error of ours.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 
 def write(kind: bytes, payload: bytes) -> None:
@@ -32,6 +33,8 @@ def main(manner: str) -> None:
     write(b"D", json.dumps(dict(os.environ)).encode())
     if manner == "faulty":
         raise RuntimeError("secret words")
+    if manner == "stuck":
+        time.sleep(1000)
     while True:
         kind, payload = read(1), read(int.from_bytes(read(4), "big"))
         if kind == b"D":

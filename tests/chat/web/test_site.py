@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, web
+from edge_llm_chat.paste import MOST_PASTED
 from edge_llm_chat.web import connections, session
 from edge_llm_chat.web.access import Access
 from edge_llm_chat.web.session import Session
@@ -153,6 +154,48 @@ def test_what_is_typed_reaches_the_chat_and_what_it_draws_the_browser(monkeypatc
             await chat.send_json(["ping", "5"])
             assert json.loads((await chat.receive(20)).data) == ["pong", "5"]
             await chat.close()
+
+    run(body())
+
+
+def test_no_more_reaches_the_chat_at_a_time_than_is_typed_or_pasted() -> None:
+    begin, end = "\x1b[200~", "\x1b[201~"
+    for sent, taken in (
+        ("a" * (1 << 20), "a" * session.MOST_KEYS),
+        (f"{begin}{'b' * (1 << 22)}{end}", f"{begin}{'b' * (MOST_PASTED + 1)}{end}"),  # it is the chat that says so
+        (f"{begin}{end}{'c' * (1 << 20)}", f"{begin}{end}{'c' * session.MOST_KEYS}"),
+        (f"{begin}log\x1b[0m\r{end}", f"{begin}log\x1b[0m\r{end}"),
+    ):
+        assert session.typed(sent) == taken
+
+    async def body() -> None:
+        async with visitor() as browser:
+            await browser.enter()
+            chat = await browser.open()
+            await text_until(chat, "}")
+            await chat.send_json(["stdin", "a" * (1 << 20)])
+            await chat.send_json(["stdin", "b"])
+            assert await text_until(chat, "b") == f"typed {'a' * session.MOST_KEYS}typed b"
+            await chat.close()
+
+    run(body())
+
+
+def test_a_chat_that_takes_nothing_is_ended_and_little_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "STUCK_S", 0.5)
+    monkeypatch.setattr(session, "GRACE_S", 0.2)
+
+    async def body() -> None:
+        async with visitor("stuck") as browser:
+            await browser.enter()
+            chat = await browser.open()
+            await text_until(chat, "}")
+            with contextlib.suppress(ConnectionError):
+                for _ in range(40):
+                    await chat.send_json(["stdin", f"\x1b[200~{'a' * MOST_PASTED}\x1b[201~"])
+            assert await closed(chat)
+            stdin = browser.sessions[0].stdin
+            assert stdin.transport.get_write_buffer_size() <= 2 * MOST_PASTED
 
     run(body())
 
