@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +25,9 @@ from edge_llm import machine
 _READ_EVERY_S = 0.5
 _IDLE_S = 0.1
 """seconds without a step after which what was used is nobody's"""
-_PMIC = ("vcgencmd", "pmic_read_adc")
+_PMIC = ("usr/bin/vcgencmd", "opt/vc/bin/vcgencmd")
+_MOST_WATTS = 10_000
+_COUNTER_BITS = 64
 _TIMEOUT_S = 1.0
 _BOARDS = ("Raspberry Pi 5", "Raspberry Pi Compute Module 5")
 _ADC = re.compile(r"^\s*(\w+)_([AV])\s+(?:current|volt)\(\d+\)=([0-9.]+)[AV]\s*$", re.MULTILINE)
@@ -75,25 +79,59 @@ def _counts(zone: Path) -> bool:
 
 
 def _microjoules(counter: Path) -> int:
-    return int(counter.read_text(encoding="ascii"))
+    value = int(counter.read_text(encoding="ascii"))
+    if not 0 <= value < 1 << _COUNTER_BITS:
+        raise ValueError("no counter of the kernel's tells such a number")
+    return value
 
 
 class Pmic:
-    """What a power chip measures, as power at the moments of reading, and between two of them in a straight line."""
+    """What a power chip measures, as power at the moments of reading, and between two of them in a straight line.
 
-    def __init__(self, ask: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
-        """`ask` gives the chip's answer. Raises `OSError` or `ValueError` if that tells of no power."""
-        self._ask, self._clock = ask, clock
-        self._watts, self._sum = _watts(ask()), 0.0
+    Asking is a process, which may hang, and a step waits for nobody: what it tells counts when it has come.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], str],
+        clock: Callable[[], float] = time.perf_counter,
+        aside: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`ask` gives the chip's answer; `aside` calls what it is given without waiting for it, else a thread does.
+
+        Raises `OSError` or `ValueError` if the chip tells of no power.
+        """
+        self._ask, self._clock, self._aside = ask, clock, aside or _on_thread
+        self._told: float | Exception = _watts(ask())
+        self._watts, self._sum, self._asking = self._told, 0.0, False
         self._at = self._asked = clock()
 
     def joules(self) -> float:
-        now, before = self._clock(), self._watts
-        if now - self._asked >= _READ_EVERY_S:  # asking is a process
-            self._watts, self._asked = _watts(self._ask()), now
-        self._sum += (before + self._watts) / 2 * (now - self._at)
+        now, before, told = self._clock(), self._watts, self._told
+        if isinstance(told, Exception):
+            raise OSError(str(told)) from told
+        self._watts = told
+        self._sum += (before + told) / 2 * (now - self._at)
         self._at = now
+        if now - self._asked >= _READ_EVERY_S and not self._asking:
+            self._asked, self._asking = now, True
+            self._aside(self._hear)
         return self._sum
+
+    def _hear(self) -> None:
+        try:
+            self._told = _watts(self._ask())
+        except (OSError, ValueError) as error:
+            self._told = error
+        self._asking = False
+
+
+def _on_thread(work: Callable[[], None]) -> None:
+    """Raises `OSError` if the system has no thread."""
+    try:
+        threading.Thread(target=work, name="edge-llm energy", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def _watts(answer: str) -> float:
@@ -104,22 +142,29 @@ def _watts(answer: str) -> float:
     rails = told["A"].keys() & told["V"].keys()
     if not rails:
         raise ValueError("no rail has a current and a voltage")
-    return sum(told["A"][rail] * told["V"][rail] for rail in rails)
+    watts = sum(told["A"][rail] * told["V"][rail] for rail in rails)
+    if not watts < _MOST_WATTS:
+        raise ValueError("no board needs so much")
+    return watts
 
 
-def _ask_pmic() -> str:
+def _ask_pmic(root: Path) -> str:
+    """Runs the program from where the system keeps it, whatever PATH says; it hears nothing of our environment."""
     import subprocess  # on a Pi 5 only
 
     nothing = subprocess.DEVNULL
+    program = next((root / path for path in _PMIC if (root / path).is_file()), root / _PMIC[0])
     try:
-        told = subprocess.check_output(_PMIC, stdin=nothing, stderr=nothing, timeout=_TIMEOUT_S)
+        told = subprocess.check_output(
+            [program, "pmic_read_adc"], stdin=nothing, stderr=nothing, timeout=_TIMEOUT_S, env={"LC_ALL": "C"}
+        )
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from error
     return told.decode("ascii", errors="replace")
 
 
 def find_source(
-    watts: float | None, root: Path = machine.ROOT, ask_pmic: Callable[[], str] = _ask_pmic
+    watts: float | None, root: Path = machine.ROOT, ask_pmic: Callable[[], str] | None = None
 ) -> Source | None:
     """What tells of this machine's energy, else `watts`; None where neither does."""
     try:
@@ -128,7 +173,7 @@ def find_source(
         pass
     if any(name in machine.board(root) for name in _BOARDS):
         try:
-            return Pmic(ask_pmic)
+            return Pmic(ask_pmic or partial(_ask_pmic, root))
         except (OSError, ValueError):
             pass
     return None if watts is None else Configured(watts)

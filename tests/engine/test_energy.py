@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_packages_and_their_memory_are_summed_and_nothing_twice(tmp_path: Path) 
     assert source.joules() == pytest.approx(1.5)
 
 
+def test_a_counter_that_tells_nonsense_later_is_none(tmp_path: Path) -> None:
+    counter = zone(tmp_path, "intel-rapl:0", "package-0", 5)
+    meter = EnergyMeter(Rapl(tmp_path))
+    meter.began(0.0)
+    counter.write_text("9" * 400)
+    meter.ended(1.0, 1.0)
+    assert meter.joules is None
+
+
 def test_a_counter_that_starts_again_goes_on(tmp_path: Path) -> None:
     counter = zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
     source = Rapl(tmp_path)
@@ -59,7 +69,7 @@ def test_a_counter_that_starts_again_goes_on(tmp_path: Path) -> None:
         assert source.joules() == pytest.approx(joules)
 
 
-@pytest.mark.parametrize("text", [None, "", "many\n", "é"])
+@pytest.mark.parametrize("text", [None, "", "many\n", "é", "-5\n", "9" * 400, "9" * 5000])
 def test_what_cannot_be_read_is_no_counter(tmp_path: Path, text: str | None) -> None:
     assert find_source(None, tmp_path) is None
     counter = zone(tmp_path, "intel-rapl:0", "package-0", None)
@@ -110,7 +120,9 @@ def test_a_power_chip_is_asked_on_a_pi_5_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "VCHI initialization failed\n", "EXT5V_V volt(24)=5.1V\n", "A_A current(0)=1..2A\nA_V volt(1)=1V"]
+    "answer",
+    ["", "VCHI initialization failed\n", "EXT5V_V volt(24)=5.1V\n", "A_A current(0)=1..2A\nA_V volt(1)=1V"]
+    + [f"A_A current(0)={'9' * digits}A\nA_V volt(1)=5V" for digits in (9, 300, 400)],
 )
 def test_a_power_chip_that_tells_nothing_is_none(tmp_path: Path, answer: str) -> None:
     board(tmp_path, PI_5)
@@ -119,8 +131,8 @@ def test_a_power_chip_that_tells_nothing_is_none(tmp_path: Path, answer: str) ->
 
 def test_a_program_that_fails_is_no_meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board(tmp_path, PI_5)
-    program = tmp_path / "vcgencmd"
-    monkeypatch.setenv("PATH", str(tmp_path))
+    program = tmp_path / "opt/vc/bin/vcgencmd"
+    program.parent.mkdir(parents=True)
     assert find_source(None, tmp_path) is None
     for script, found in (("exit 1", False), (f"[ $1 = pmic_read_adc ] && echo '{ANSWER}'", True)):
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -128,17 +140,79 @@ def test_a_program_that_fails_is_no_meter(tmp_path: Path, monkeypatch: pytest.Mo
         assert isinstance(find_source(None, tmp_path), Pmic) == found
 
 
+def test_the_program_is_the_systems_and_hears_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board(tmp_path, PI_5)
+    ours, other = tmp_path / "usr/bin", tmp_path / "bin"
+    for folder in (ours, other):
+        folder.mkdir(parents=True)
+        (folder / "vcgencmd").write_text(f"#!/bin/sh\nexport > {folder}/heard; echo '{ANSWER}'\n")
+        (folder / "vcgencmd").chmod(0o700)
+    monkeypatch.setenv("PATH", str(other))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    assert isinstance(find_source(None, tmp_path), Pmic)
+    assert "sk-secret" not in (ours / "heard").read_text()
+    assert not (other / "heard").exists()
+
+
+def test_no_step_waits_for_the_power_chip() -> None:
+    now, asked, aside = [0.0], [], []  # type: ignore[var-annotated]
+
+    def ask() -> str:
+        asked.append(now[0])
+        if now[0] >= 3:
+            raise OSError("it hangs")
+        return ANSWER
+
+    meter = EnergyMeter(Pmic(ask, lambda: now[0], aside.append))
+
+    def step() -> None:
+        meter.began(now[0])
+        now[0] += 1
+        meter.ended(now[0], 1.0)
+
+    for _ in range(3):
+        step()
+        assert asked == [0.0]
+        assert len(aside) == 1, "one at a time"
+    aside.pop()()
+    assert asked == [0.0, 3.0]
+    assert meter.joules == pytest.approx(3 * (0.1 * 3.7 + 2 * 0.8))
+    step()
+    assert meter.joules is None
+    assert not aside
+
+
+def test_the_power_chip_is_asked_on_a_thread() -> None:
+    now, asked = [0.0], threading.Event()
+    engine, threads = threading.current_thread(), []
+
+    def ask() -> str:
+        threads.append(threading.current_thread())
+        if len(threads) == 2:
+            asked.set()
+        return ANSWER
+
+    source = Pmic(ask, lambda: now[0])
+    now[0] = 1.0
+    source.joules()
+    assert asked.wait(30)
+    assert threads[0] is engine
+    assert threads[1] is not engine
+
+
 def test_power_is_current_times_voltage_summed_between_readings() -> None:
     now = [0.0]
-    answers = iter([ANSWER, ANSWER.replace("2.0000", "4.0000"), ANSWER])
-    source = Pmic(lambda: next(answers), lambda: now[0])
+    answers = iter([ANSWER, ANSWER.replace("2.0000", "4.0000"), ANSWER, ANSWER])
+    source = Pmic(lambda: next(answers), lambda: now[0], lambda work: work())
     watts = 0.1 * 3.7 + 2 * 0.8
     now[0] = 0.25  # too soon for another process
     assert source.joules() == pytest.approx(0.25 * watts)
-    now[0] = 1.25
-    assert source.joules() == pytest.approx(1.25 * watts + 0.5 * 1.6)
+    now[0] = 1.25  # asked, and heard when it is read again
+    assert source.joules() == pytest.approx(1.25 * watts)
     now[0] = 2.25
-    assert source.joules() == pytest.approx(2.25 * watts + 2 * 0.5 * 1.6)
+    assert source.joules() == pytest.approx(2.25 * watts + 0.5 * 1.6)
+    now[0] = 3.25
+    assert source.joules() == pytest.approx(3.25 * watts + 2 * 0.5 * 1.6)
 
 
 # --- whose they are --------------------------------------------------------------------------------------------------------
