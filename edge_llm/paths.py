@@ -56,10 +56,19 @@ def server_socket() -> Path:
 
     A path that is longer than the system allows for a socket gets a short one among the temporary files in its stead.
     """
-    path = _base("run", platformdirs.user_runtime_dir) / "server.sock"
+    return _socket("server")
+
+
+def web_socket(pid: int) -> Path:
+    """The unix socket of the server behind the chats in a browser of the program `pid`, beside `server_socket`."""
+    return _socket(f"web-{pid}")
+
+
+def _socket(name: str) -> Path:
+    path = _base("run", platformdirs.user_runtime_dir) / f"{name}.sock"
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        name = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
-        path = Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", f"{name}.sock")
+        digest = hashlib.blake2b(os.fsencode(path.parent), digest_size=8).hexdigest()
+        path = Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", f"{name}-{digest}.sock")
     return path
 
 

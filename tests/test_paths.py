@@ -39,6 +39,16 @@ def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch: pytest.MonkeyPa
     assert len({folder() for folder in FOLDERS}) == 3
 
 
+def test_sockets_have_short_paths_of_their_own_in_each_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for home in ("/a", "/b", f"/{'long/' * 30}a", f"/{'long/' * 30}b"):
+        monkeypatch.setenv("EDGE_LLM_HOME", home)
+        for path in (paths.server_socket(), paths.web_socket(5), paths.web_socket(56)):
+            assert len(bytes(path)) <= 100
+            found.add(path)
+    assert len(found) == 12
+
+
 def test_a_private_folder_is_made_and_kept(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert paths.private_dir(folder) == paths.private_dir(folder) == folder

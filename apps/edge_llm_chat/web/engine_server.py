@@ -7,14 +7,16 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import signal
 import sys
-import tempfile
 import threading
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
+from edge_llm import paths
 from edge_llm.config import EngineConfig
 from edge_llm.engine.child_process import clean_environment
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, InputError
@@ -32,11 +34,11 @@ class EngineServer:
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         self._folder, self._config = folder, config
-        self._place = tempfile.TemporaryDirectory(prefix="edge-llm-")  # 0700
-        self.socket = Path(self._place.name) / "s"
+        self.socket = paths.web_socket(os.getpid())
         self._process: Process | None = None
 
     async def __aenter__(self) -> EngineServer:
+        _remove_left_sockets(self.socket.parent)
         settings = {"folder": str(self._folder), "uds": str(self.socket), "config": dataclasses.asdict(self._config)}
         self._process = await asyncio.create_subprocess_exec(
             *python_command("from edge_llm_chat.web.engine_server import main; main(json.loads(sys.argv[2]))"),
@@ -83,7 +85,7 @@ class EngineServer:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        self._place.cleanup()
+        self.socket.unlink(missing_ok=True)
 
 
 def main(given: dict[str, object]) -> None:
@@ -109,3 +111,24 @@ def _end_with_parent() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_END_S)
+    os._exit(1)
+
+
+def _remove_left_sockets(folder: Path) -> None:
+    """Those of programs that were killed together with their servers."""
+    for path in folder.glob("web-*.sock"):
+        found = re.match(r"web-(\d{1,9})\b", path.name)
+        if found is not None and not _runs(int(found[1])) and not answers(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from edge_llm_chat.web import engine_server
 from edge_llm_cli.main import app
 from typer.testing import CliRunner, Result
 
+from edge_llm import paths
 from edge_llm.config import EngineConfig
 from tests.chat.web.program import Program, chat_web, descendants, lives
 
@@ -116,9 +118,10 @@ async def until(chat: aiohttp.ClientWebSocketResponse, wanted: str) -> None:
 @linux
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_tabs_are_answered_by_one_engine_and_nothing_is_left_of_it(
-    tiny_folder: Path, kernels: object, home: Path, number: int
+    tiny_folder: Path, kernels: object, home: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the program ends, its server and its chats end, too."""
+    monkeypatch.setenv("EDGE_LLM_HOME", str(home))
 
     async def body() -> None:
         async with (
@@ -127,6 +130,7 @@ def test_tabs_are_answered_by_one_engine_and_nothing_is_left_of_it(
         ):
             tab = Tab(client, program)
             await tab.enter(program)
+            assert paths.web_socket(program.process.pid).exists()
             before = set(descendants(program.process.pid))
             chats = [await tab.open() for _ in range(2 if number == signal.SIGINT else 1)]
             for chat in chats:
@@ -142,8 +146,36 @@ def test_tabs_are_answered_by_one_engine_and_nothing_is_left_of_it(
             async with asyncio.timeout(30):
                 while any(map(lives, started)):
                     await asyncio.sleep(0.05)
+            assert not paths.web_socket(program.process.pid).exists()
 
     asyncio.run(body())
+
+
+def test_sockets_of_programs_that_were_killed_with_their_servers_go() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, ours, other = (paths.web_socket(pid) for pid in (gone.pid, os.getpid(), 1))
+    own = paths.server_socket()
+    left.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    strange = left.with_name("web-x.sock")
+    for path in (left, ours, other, own, strange):
+        path.touch()
+    try:
+        engine_server._remove_left_sockets(left.parent)
+        assert [path.exists() for path in (left, ours, other, own, strange)] == [False, True, True, True, True]
+    finally:
+        for path in (ours, other, own, strange):
+            path.unlink()
+
+
+def test_a_server_that_does_not_end_with_its_parent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("os.read", lambda *_: b"")
+    monkeypatch.setattr("os.kill", lambda *values: done.append(values))
+    monkeypatch.setattr("time.sleep", lambda *values: done.append(values))
+    monkeypatch.setattr("os._exit", lambda *values: done.append(values))
+    engine_server._end_with_parent()
+    assert done == [(os.getpid(), signal.SIGTERM), (engine_server._END_S,), (1,)]
 
 
 def test_the_server_behind_it_leaves_batches_and_its_port_to_others(
