@@ -59,12 +59,12 @@ def yield_address() -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def end_with_parent() -> None:
-    """From now on this process is killed when the thread that started it ends, whatever it is doing then. Linux only."""
+def end_with_parent(*, at_once: bool) -> None:
+    """From now on this process is killed when the thread that started it ends, or gets SIGTERM then. Linux only."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if at_once else signal.SIGTERM)
 
 
 _returning = threading.Lock()

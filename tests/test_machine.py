@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -91,3 +93,25 @@ def test_time_that_a_thread_waited_for_a_cpu(tmp_path: Path) -> None:
     for text, told in (("5 2500000000 7\n", 2.5), ("5 what", None), ("", None)):
         (tmp_path / "proc/self/schedstat").write_text(text)
         assert waited_for_cpu(tmp_path) == told
+
+
+CHILD = """
+import signal, sys, time
+from edge_llm import machine
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("told")))
+machine.end_with_parent(at_once={at_once})
+print("ready", flush=True)
+time.sleep(1000)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's doing")
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_process_ends_with_its_parent(at_once: bool) -> None:
+    child = CHILD.format(at_once=at_once)
+    with subprocess.Popen([sys.executable, "-c", PARENT, child], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+        assert parent.stdout.read() == ("" if at_once else "told\n")  # until nobody has it any more

@@ -69,7 +69,7 @@ def _leave_nothing_behind() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold what was said
-    machine.end_with_parent()  # even if this process can no longer read that the connection is closed
+    machine.end_with_parent(at_once=True)  # even if this process can no longer read that the connection is closed
 
 
 def _serve(channel: Channel) -> None:

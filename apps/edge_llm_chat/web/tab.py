@@ -54,7 +54,7 @@ class Tab:
 
 def main() -> None:
     """The process; how it ended is told by its exit code, and by one line on stderr."""
-    machine.end_with_parent()
+    machine.end_with_parent(at_once=False)  # what is half said is kept; TabDriver does not wait long for that
     tab = Tab.read(os.environ.pop(_VARIABLE))
     try:
         open_chat(tab.connect, tab.model, tab.wish, private=tab.private)
