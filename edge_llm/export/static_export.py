@@ -24,9 +24,8 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.errors import ModelFormatError, StorageError
 from edge_llm.export.static_graph import write_static
 from edge_llm.kernels.layout import KvType
-from edge_llm.model.digest import file_sha256
 from edge_llm.model.digest_index import DigestIndex
-from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, FileSpec, ModelManifest
+from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.providers import CpuGraph
 from edge_llm.model.static_folder import (
     GOLDEN_NAME,
@@ -38,7 +37,7 @@ from edge_llm.model.static_folder import (
     StaticManifest,
 )
 from edge_llm.model.static_session import StaticSession, golden_logits
-from edge_llm.model.verify import FileState, check_files, require_intact
+from edge_llm.model.verify import FileState, check_files, file_spec, require_intact
 
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
@@ -113,15 +112,10 @@ def export_static(folder: Path, target: Path, form: StaticForm = StaticForm.BLOC
 
 def _write_manifest(target: Path, manifest: StaticManifest) -> StaticManifest:
     """static.json, with the sizes and digests that the other files have now."""
-    files = {name: _spec(target / name) for name in (STATIC_GRAPH, STATIC_WEIGHTS, GOLDEN_NAME)}
+    files = {name: file_spec(target / name) for name in (STATIC_GRAPH, STATIC_WEIGHTS, GOLDEN_NAME)}
     manifest = StaticManifest(manifest.form, manifest.embedding, files)
     (target / STATIC_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
-
-
-def _spec(path: Path) -> FileSpec:
-    with path.open("rb") as file:
-        return FileSpec(path.stat().st_size, file_sha256(file))
 
 
 def _require_whole(target: Path) -> None:

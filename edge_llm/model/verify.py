@@ -97,6 +97,12 @@ def check_files(
     return found
 
 
+def file_spec(path: Path) -> FileSpec:
+    """What a file is now, for a later `check_files`."""
+    with path.open("rb") as file:
+        return FileSpec(os.fstat(file.fileno()).st_size, file_sha256(file))
+
+
 def _advance(progress: Progress, base: int, total: int, step: int) -> None:
     progress("checking", base + step, total)
 
