@@ -38,8 +38,11 @@ class DigestIndex:
         info = os.fstat(file.fileno())  # before it is read: what changes meanwhile is no longer this
         if known := self._get(info):
             return known
+        settled = (
+            time.time_ns() - max(info.st_mtime_ns, info.st_ctime_ns) > _SETTLED_NS
+        )  # now, however long reading takes
         sha256 = file_sha256(file, advance)
-        if time.time_ns() - max(info.st_mtime_ns, info.st_ctime_ns) > _SETTLED_NS:
+        if settled:
             self._put(info, sha256)
         return sha256
 
