@@ -91,8 +91,8 @@ def _context(tokens: int | None) -> str:
 
 def summary(store: ModelStore, name: str) -> dict[str, Any]:
     """Name, size, architecture, context and state of an installed model; sizes are checked, digests are not."""
-    from edge_llm.install.verify import verify
     from edge_llm.model.manifest import ModelManifest
+    from edge_llm.model.verify import verify
 
     known: dict[str, Any] = {"name": name, "size": store.size(name), "architecture": None, "context": None}
     try:
@@ -137,7 +137,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def verify(name: NameArgument, as_json: JsonOption = False) -> None:
     """Compare every byte of a model with the digests in its manifest."""
-    from edge_llm.install.verify import verify as compare
+    from edge_llm.model.verify import verify as compare
 
     _, folder = _installed(name)
     with ProgressDisplay() as progress:

@@ -25,8 +25,10 @@ from edge_llm.errors import KernelError, ParameterError, SessionError, StorageEr
 from edge_llm.kernels.layout import CACHE_VERSION, KvType
 from edge_llm.kernels.warmup import KernelLibrary, load_kernels
 from edge_llm.kernels.warmup import fingerprint as kernel_fingerprint
+from edge_llm.model.digest_index import DigestIndex
 from edge_llm.model.manifest import GRAPH_NAME, TOKENIZER_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.session import Session
+from edge_llm.model.verify import require_intact
 from edge_llm.sampling.sampler import Kernels, Sampler
 
 _PARKED = 4
@@ -43,11 +45,12 @@ Progress = Callable[[str, int, int], None]
 def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = None) -> EngineCore:
     """The engine of a model folder: in the ring layout, or where that is not asked for or cannot run in the static one.
 
-    Kernels that this machine has not seen are compiled first, and a static form that it has not is written, which
-    `progress` tells. Raises `ModelFormatError`, `ParameterError` for a config that the model cannot follow, `StorageError`,
-    `KernelError` and `SessionError`.
+    A folder that was not seen in this state is compared with its manifest first, for what is cached is found by the digests
+    there. Kernels that this machine has not seen are compiled, and a static form that it has not is written. `progress` tells
+    all of it. Raises `ModelFormatError`, `IntegrityError` for a damaged model, `ParameterError` for a config that the model
+    cannot follow, `StorageError`, `KernelError` and `SessionError`.
     """
-    manifest = ModelManifest.read(folder)
+    manifest = ModelManifest.read(require_intact(folder, progress, digests=True, known=DigestIndex()))
     threads = min(config.threads or default_threads(), len(machine.usable_cpus()))
     kernels, missing = _kernels(progress)
     notices: list[str] = []
@@ -187,14 +190,15 @@ def open_draft_model(
     progress: Progress | None,
 ) -> DraftModel | None:
     """The model that the config wants drafts of, in the ring layout; None if it wants none, or they cannot be had here, which
-    goes to `notices`. Raises `ParameterError` for one with another tokenizer, and what `resolve` and `Session` raise."""
+    goes to `notices`. Raises `ParameterError` for one with another tokenizer, and what `resolve`, `require_intact` and
+    `Session` raise."""
     if config.draft_model is None:
         return None
     if not isinstance(kernels, KernelLibrary):
         notices.append(f"there are no drafts of {config.draft_model}: the fast kernels do not run here")
         return None
     folder = draft_folder(config.draft_model, progress)
-    draft = ModelManifest.read(folder)
+    draft = ModelManifest.read(require_intact(folder, progress, digests=True, known=DigestIndex()))
     if draft.files[TOKENIZER_NAME].sha256 != manifest.files[TOKENIZER_NAME].sha256:
         raise ParameterError(
             f"{draft.name} cannot draft for {manifest.name}: they have different tokenizers",

@@ -24,6 +24,7 @@ from edge_llm.cache.tiled_rows import LayerGeometry
 from edge_llm.errors import ModelFormatError, StorageError
 from edge_llm.export.static_graph import write_static
 from edge_llm.kernels.layout import KvType
+from edge_llm.model.digest_index import DigestIndex
 from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.providers import CpuGraph
 from edge_llm.model.static_folder import (
@@ -36,6 +37,7 @@ from edge_llm.model.static_folder import (
     StaticManifest,
 )
 from edge_llm.model.static_session import StaticSession, golden_logits
+from edge_llm.model.verify import FileState, check_files, file_spec, require_intact
 
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
@@ -56,12 +58,14 @@ def static_form(
 ) -> Path:
     """The static folder of the model in `folder`, written if there is none yet.
 
-    Raises `StorageError` for a disk that cannot take it, `ModelFormatError` for a model that has no static form.
+    Raises `StorageError` for a disk that cannot take it, `ModelFormatError` for a model that has no static form,
+    `IntegrityError` for a damaged one: it would be found for the sound one as well.
     """
+    require_intact(folder, progress, digests=True, known=DigestIndex())
     root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "static")
     target = root / _name(manifest, form)
     with contextlib.suppress(ModelFormatError, OSError):
-        StaticManifest.read(target)
+        _require_whole(target)
         os.utime(target)
         return target
     if progress:
@@ -107,23 +111,31 @@ def export_static(folder: Path, target: Path, form: StaticForm = StaticForm.BLOC
 
 
 def _write_manifest(target: Path, manifest: StaticManifest) -> StaticManifest:
-    """static.json, with the sizes that the other files have now."""
-    sizes = {name: (target / name).stat().st_size for name in (STATIC_GRAPH, STATIC_WEIGHTS, GOLDEN_NAME)}
-    manifest = StaticManifest(manifest.form, manifest.embedding, sizes)
+    """static.json, with the sizes and digests that the other files have now."""
+    files = {name: file_spec(target / name) for name in (STATIC_GRAPH, STATIC_WEIGHTS, GOLDEN_NAME)}
+    manifest = StaticManifest(manifest.form, manifest.embedding, files)
     (target / STATIC_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def _require_whole(target: Path) -> None:
+    """Raises `ModelFormatError` unless all files of a static folder are those that were written."""
+    states = check_files(target, StaticManifest.read(target).files, known=DigestIndex())
+    if any(state is not FileState.OK for state in states.values()):
+        raise ModelFormatError("the static form of the model is damaged")
 
 
 def _name(manifest: ModelManifest, form: StaticForm) -> str:
     """Of the static folder of a model: a digest of what it is made from."""
     files = {name: manifest.files[name].sha256 for name in (GRAPH_NAME, WEIGHTS_NAME)}
-    return hashlib.blake2b(json.dumps([STATIC_VERSION, form, files]).encode(), digest_size=16).hexdigest()
+    shape = repr((manifest.dimensions, manifest.layers, manifest.rope))
+    return hashlib.blake2b(json.dumps([STATIC_VERSION, form, files, shape]).encode(), digest_size=16).hexdigest()
 
 
 def _publish(made: Path, target: Path) -> None:
     """Move it to its place, which another process may have filled meanwhile, or somebody damaged."""
     try:
-        StaticManifest.read(target)
+        _require_whole(target)
     except ModelFormatError:
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(FileExistsError):

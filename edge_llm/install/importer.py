@@ -12,12 +12,11 @@ from edge_llm import paths
 from edge_llm.errors import InputError, IntegrityError, ModelFormatError, ModelNotFoundError, StorageError, quoted
 from edge_llm.install import catalog, staging
 from edge_llm.install.catalog import Recipe
-from edge_llm.install.digest import file_sha256
-from edge_llm.install.source_index import SourceIndex
 from edge_llm.install.staging import Progress, quiet
 from edge_llm.install.store import ModelStore, check_name, is_model_name
-from edge_llm.install.verify import require_intact, verify
+from edge_llm.model.digest_index import DigestIndex
 from edge_llm.model.manifest import MANIFEST_NAME
+from edge_llm.model.verify import require_intact, verify
 
 WAITING = "waiting for another process that is installing this model"
 """stage reported once by a call that must wait for its turn"""
@@ -32,7 +31,7 @@ def resolve(
     """Folder of `model`: an installed name, a catalog name (then pulled), a model folder, or a FILE.gguf (imported).
 
     A text with a path separator or ending in .gguf is a path; any other is looked up as a name first. The sizes of
-    the folder's files are checked, not their digests. Raises `ModelNotFoundError` with the closest names,
+    the folder's files are checked, their digests where it is loaded. Raises `ModelNotFoundError` with the closest names,
     `InputError` and its kinds for a model that cannot be used, `DownloadError`.
     """
     store = store or ModelStore()
@@ -176,7 +175,7 @@ def _is_intact(store: ModelStore, name: str) -> bool:
     if not store.has(name):
         return False
     try:
-        return verify(store.path(name), digests=False).ok
+        return verify(store.path(name), known=DigestIndex()).ok
     except ModelFormatError:
         return False
 
@@ -192,22 +191,17 @@ def _require_regular(source: Path) -> os.stat_result:
 
 
 def _source_sha256(source: Path, progress: Progress) -> str:
-    """Digest of a GGUF file, remembered while its size, time and inode stay the same."""
+    """Digest of a GGUF file, remembered while its size, times and inode stay the same."""
     info = _require_regular(source)
-    index = SourceIndex()
-    if known := index.get(source, info):
-        return known
     try:
         with source.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ModelFormatError(
                     f"{source.name} is not a GGUF file", hint="only models in the GGUF format can be imported"
                 )
-            sha256 = file_sha256(file, lambda done: progress("reading", done, info.st_size))
+            return DigestIndex().sha256(file, lambda done: progress("reading", done, info.st_size))
     except OSError as error:
         raise StorageError(f"cannot read {source}: {error.strerror}", hint="check the file's permissions") from None
-    index.put(source, info, sha256)
-    return sha256
 
 
 def _derived_name(source: Path, sha256: str) -> str:

@@ -23,8 +23,8 @@ from edge_llm import paths
 from edge_llm.errors import DownloadError, IntegrityError, ModelFormatError, StorageError
 from edge_llm.install import index, staging
 from edge_llm.install.catalog import Recipe, WheelPart, WheelSource
-from edge_llm.install.digest import copy_sha256, file_sha256
 from edge_llm.install.staging import Progress
+from edge_llm.model.digest import copy_sha256, file_sha256
 
 _DAMAGED = (
     "the download was damaged or changed on its way: run the same command again, and check the index that pip uses"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import json
 import math
 import os
 import shutil
@@ -20,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import SessionError
+from edge_llm.model.digest_index import DigestIndex
+from edge_llm.model.manifest import FileSpec
 from edge_llm.model.plugins import (
     PLUGINS,
     Plugin,
@@ -32,10 +36,13 @@ from edge_llm.model.plugins import (
     session_options,
 )
 from edge_llm.model.static_folder import STATIC_GRAPH
+from edge_llm.model.verify import FileState, check_files, file_spec
 
 _BUCKETS = (1, 32)
 """tokens of a run: compilers of plugins want to know"""
 _CONTEXT = "compiled.onnx"
+_DIGESTS = "digests.json"
+"""size and sha256 of each file beside it: what a compiler has made is native code"""
 _PROBE = (
     b'\x08\n:9\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x08'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x08B\x04\n\x00\x10\x15"
@@ -116,7 +123,7 @@ class PluginGraph:
         keep = compiled_folder(plugin, device, static_folder, [self._threads, dict(held) if plugin.fixed else {}])
         given = given_options(plugin, self._threads, keep)
         kept = keep / str(rows) if plugin.contexts and keep is not None else None
-        if kept is not None and (kept / _CONTEXT).exists():
+        if kept is not None and _is_whole(kept):
             return _session(kept / _CONTEXT, session_options(plugin, device, self._threads, given))
         sizes = fixed_sizes(rows, held) if plugin.fixed else {"rows": rows, **({"logit_rows": 1} if rows == 1 else {})}
 
@@ -192,10 +199,24 @@ def _session_and_context(graph: Path, options: Any, kept: Path) -> Any:
     try:
         session = _session(graph, options)
         with contextlib.suppress(OSError):  # another process was quicker
+            specs = {path.name: dataclasses.asdict(file_spec(path)) for path in made.iterdir()}
+            (made / _DIGESTS).write_text(json.dumps(specs), "utf-8")
+            shutil.rmtree(kept, ignore_errors=True)
             os.rename(made, kept)
         return session
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a folder holds what was compiled, and all of it is as it was written."""
+    try:
+        raw = json.loads((kept / _DIGESTS).read_text("utf-8"))
+        specs = {str(name): FileSpec(**spec) for name, spec in raw.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return False
+    states = check_files(kept, specs, known=DigestIndex())
+    return _CONTEXT in states and all(state is FileState.OK for state in states.values())
 
 
 def _left_to_the_cpu(graph: Path, options: Any) -> str:

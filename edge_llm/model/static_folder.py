@@ -1,6 +1,6 @@
 """A static folder: what is derived from a model folder to run it by stock ops. It can be made again at any time.
 
-static.json   what it was made from and how, the places of the embeddings, the sizes of the other files
+static.json   what it was made from and how, the places of the embeddings, sizes and digests of the other files
 static.onnx   the graph
 static.bin    its weights
 golden.bin    float32 logits that every provider must reach before it is used
@@ -20,9 +20,9 @@ import numpy as np
 from edge_llm.errors import ModelFormatError
 from edge_llm.kernels.block_format import BlockFormat
 from edge_llm.kernels.layout import GROUP_ROWS
-from edge_llm.model.manifest import WEIGHTS_NAME, ModelManifest
+from edge_llm.model.manifest import WEIGHTS_NAME, FileSpec, ModelManifest
 
-STATIC_VERSION = 2
+STATIC_VERSION = 3
 STATIC_NAME = "static.json"
 STATIC_GRAPH = "static.onnx"
 STATIC_WEIGHTS = "static.bin"
@@ -64,8 +64,7 @@ class StaticManifest:
 
     form: str
     embedding: BlockMatrix
-    files: dict[str, int]
-    """sizes in bytes"""
+    files: dict[str, FileSpec]
     version: int = STATIC_VERSION
 
     def to_json(self) -> str:
@@ -74,16 +73,17 @@ class StaticManifest:
 
     @classmethod
     def read(cls, folder: Path) -> StaticManifest:
-        """Raises `ModelFormatError` unless the folder is whole and of this version."""
+        """Raises `ModelFormatError` unless the folder is of this version and whole, by the sizes of its files."""
         try:
             with (folder / STATIC_NAME).open("rb") as file:
                 raw: Any = json.loads(file.read(_MOST_BYTES))
             places = {name: tuple(raw["embedding"][name]) for name in ("codes", "scales")}
-            manifest = cls(**{**raw, "embedding": BlockMatrix(**{**raw["embedding"], **places})})
+            files = {name: FileSpec(**spec) for name, spec in raw["files"].items()}
+            manifest = cls(**{**raw, "embedding": BlockMatrix(**{**raw["embedding"], **places}), "files": files})
             sizes = {name: (folder / name).stat().st_size for name in (STATIC_GRAPH, STATIC_WEIGHTS, GOLDEN_NAME)}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ModelFormatError("the static form of the model is not whole") from None
-        if manifest.version != STATIC_VERSION or manifest.files != sizes:
+        if manifest.version != STATIC_VERSION or {name: spec.size for name, spec in files.items()} != sizes:
             raise ModelFormatError("the static form of the model is of another version, or damaged")
         return manifest
 

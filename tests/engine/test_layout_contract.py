@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 from edge_llm.config import EngineConfig
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
-from edge_llm.errors import ContextLengthError
+from edge_llm.errors import ContextLengthError, IntegrityError
 from edge_llm.export.reference_graph import write_reference
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import Finished, FinishReason, Message, TextDelta, Tool
+from edge_llm.model.manifest import GRAPH_NAME, TOKENIZER_NAME, WEIGHTS_NAME
 from edge_llm.model.plugins import PLUGINS
 from edge_llm.model.stock_session import StockSession
 from edge_llm.sampling.grammar import Grammar
@@ -125,6 +127,26 @@ def test_rows_on_disk_are_found_by_the_next_engine(
         cached.append(found.usage.cached_tokens)
     assert cached[0] == 0
     assert cached[1] > 60
+
+
+@pytest.mark.parametrize("name", [GRAPH_NAME, WEIGHTS_NAME, TOKENIZER_NAME])
+def test_a_damaged_copy_leaves_nothing_for_the_sound_model(
+    tiny_folder: Path, engine: Engine, config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A byte in it is another, and its manifest does not say so: rows on disk and the static form are the sound one's."""
+    copy, prefixes = tmp_path / "copy", tmp_path / "prefixes"
+    prefixes.mkdir(mode=0o700)
+    shutil.copytree(tiny_folder, copy)
+    sound = (copy / name).read_bytes()
+    (copy / name).write_bytes(sound[:-2] + bytes([sound[-2] ^ 1]) + sound[-1:])
+    monkeypatch.setattr("edge_llm.engine.assembly.prefix_folder", lambda: prefixes)
+    storing = config.with_options(prefix_cache="disk")
+    with pytest.raises(IntegrityError, match=f"{name}: wrong sha256"):
+        Engine.open(copy, storing)
+    assert not list(prefixes.iterdir())
+    (copy / name).write_bytes(sound)
+    with Engine.open(copy, storing) as repaired:
+        assert ids(repaired, PROMPTS[3], SAMPLED) == ids(engine, PROMPTS[3], SAMPLED, cache=False)
 
 
 def test_drafts_change_no_token(tiny_folder: Path, config: EngineConfig, engine: Engine) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from edge_llm.export import static_export
 from edge_llm.export.device_rules import RULES
 from edge_llm.kernels.warmup import KernelLibrary
 from edge_llm.messages import Finished
+from edge_llm.model.manifest import ModelManifest, RopeTable
 from edge_llm.model.plugins import PLUGINS, forget_compiled
 from edge_llm.model.static_folder import StaticForm
 from edge_llm.model.static_session import self_test
@@ -150,9 +152,26 @@ def test_a_form_is_written_once_and_again_when_damaged(tiny_folder: Path, engine
     assert static_export.STAGE in stages
 
 
-def _form_of(folder: Path) -> str:
-    from edge_llm.model.manifest import ModelManifest
+def test_a_damaged_form_of_the_same_size_is_written_again(tiny_folder: Path, engine: Engine) -> None:
+    """What is known of the form when it was whole does not count: its file has changed since."""
+    form = static_export.static_root() / _form_of(tiny_folder)
+    weights = form / "static.bin"
+    written = weights.read_bytes()
+    (form / "damaged").write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    (form / "damaged").replace(weights)  # the open engine reads the old one
+    with Engine.open(tiny_folder, CONFIG) as again:
+        assert ids(again, PROMPTS[0]) == ids(engine, PROMPTS[0])
+    assert weights.read_bytes() == written
 
+
+def test_forms_are_of_one_shape(tiny_folder: Path) -> None:
+    """A manifest that says something else of the same weights has a form of its own."""
+    manifest = ModelManifest.read(tiny_folder)
+    other = replace(manifest, rope=(RopeTable(500.0, manifest.rope[0].rotary_dim),))
+    assert static_export._name(other, static_export.StaticForm.BLOCKS) != _form_of(tiny_folder)
+
+
+def _form_of(folder: Path) -> str:
     return static_export._name(ModelManifest.read(folder), static_export.StaticForm.BLOCKS)
 
 

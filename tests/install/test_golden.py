@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
 import shutil
@@ -18,9 +20,9 @@ from edge_llm.engine.client import ThreadClient
 from edge_llm.engine.handle import Handle, Mailbox
 from edge_llm.errors import EngineStoppedError, KernelError, ModelFormatError
 from edge_llm.install.golden import MOST_KL, PROMPTS, Drift, Golden, divergence, drift, measure, opened, record
-from edge_llm.install.verify import verify
 from edge_llm.messages import Finished, FinishReason, Timings, Usage
-from edge_llm.model.manifest import GOLDEN_NAME, WEIGHTS_NAME
+from edge_llm.model.manifest import GOLDEN_NAME, MANIFEST_NAME, WEIGHTS_NAME, FileSpec, ModelManifest
+from edge_llm.model.verify import verify
 from tests.engine.fakes import hashed_logits, make_core
 
 distributions = st.dictionaries(st.integers(0, 9), st.floats(-20, -1e-3), min_size=1, max_size=6)
@@ -48,7 +50,11 @@ def test_a_model_says_again_what_it_said(folder: Path) -> None:
 def test_weights_that_have_changed_show(folder: Path) -> None:
     weights = np.fromfile(folder / WEIGHTS_NAME, np.uint8)
     codes = np.random.default_rng(0).integers(0, 2, weights.size, np.uint8) << 1
-    (weights ^ codes).tofile(folder / WEIGHTS_NAME)
+    changed = (weights ^ codes).tobytes()
+    (folder / WEIGHTS_NAME).write_bytes(changed)
+    manifest = ModelManifest.read(folder)
+    files = {**manifest.files, WEIGHTS_NAME: FileSpec(len(changed), hashlib.sha256(changed).hexdigest())}
+    (folder / MANIFEST_NAME).write_text(dataclasses.replace(manifest, files=files).to_json(), "utf-8")
     then = Golden.read(folder)
     assert then is not None
     with opened(folder, EngineConfig(threads=1)) as client:

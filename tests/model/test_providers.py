@@ -205,6 +205,36 @@ def test_other_hardware_of_a_plugin_does_not_stand_in(monkeypatch: pytest.Monkey
         provider_state("qnn")
 
 
+@pytest.mark.parametrize("fault", ["", "changed", "gone", "no digests", "digests of nothing", "no json"])
+def test_only_what_was_compiled_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Whatever else lies there is compiled again, in its place."""
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "home"))
+    kept = tmp_path / "1"
+
+    class Options:
+        def add_session_config_entry(self, name: str, value: str) -> None:
+            if name == "ep.context_file_path":
+                Path(value).write_bytes(b"graph")
+                Path(value).with_name("native.bin").write_bytes(b"code")
+
+    monkeypatch.setattr(providers, "_session", lambda *_: "session")
+    assert not providers._is_whole(kept)
+    assert providers._session_and_context(tmp_path / "static.onnx", Options(), kept) == "session"
+    assert providers._is_whole(kept)
+    if fault == "changed":
+        (kept / "native.bin").write_bytes(b"evil")
+    elif fault == "gone":
+        (kept / "native.bin").unlink()
+    elif fault == "no digests":
+        (kept / "digests.json").unlink()
+    elif fault:
+        (kept / "digests.json").write_text("{}" if fault == "digests of nothing" else "[")
+    assert providers._is_whole(kept) == (not fault)
+    providers._session_and_context(tmp_path / "static.onnx", Options(), kept)
+    assert providers._is_whole(kept)
+    assert [path.name for path in tmp_path.glob(".partial-*")] == []
+
+
 @pytest.fixture
 def hexagon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PLUGINS, "qnn", static_rig.emulated_hexagon())

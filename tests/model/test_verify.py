@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from edge_llm.errors import IntegrityError, ModelFormatError
-from edge_llm.install import importer
-from edge_llm.install.verify import FileState, require_intact, verify
+from edge_llm.model.verify import FileState, require_intact, verify
 from tests.install.fakes import FOLDER_FILES, GGUF, FakeExporter
 
 
 @pytest.fixture
-def folder(exporter: FakeExporter, tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "a.gguf").write_bytes(GGUF)
-    return importer.import_file(tmp_path / "a.gguf", name="mine")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    FakeExporter()(tmp_path / "a.gguf", folder, name="mine", source_sha256="0" * 64, progress=lambda *_: None)
+    return folder
 
 
 def test_a_sound_folder(folder: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
 from edge_llm.errors import IntegrityError
-from edge_llm.install.digest import file_sha256
-from edge_llm.install.staging import Progress, quiet
+from edge_llm.model.digest import file_sha256
+from edge_llm.model.digest_index import DigestIndex
 from edge_llm.model.manifest import GOLDEN_NAME, MANIFEST_NAME, FileSpec, ModelManifest
+
+Progress = Callable[[str, int, int], None]
+"""called with (what is going on, bytes done, bytes in all)"""
 
 
 class FileState(StrEnum):
@@ -55,41 +58,65 @@ class VerifyReport:
             )
 
 
-def verify(folder: Path, progress: Progress = quiet, *, digests: bool = True) -> VerifyReport:
-    """Compares every file with the manifest: its size, and with `digests` also its sha256.
+def verify(
+    folder: Path, progress: Progress | None = None, *, digests: bool = True, known: DigestIndex | None = None
+) -> VerifyReport:
+    """Compares every file with the manifest: its size, and with `digests` also its sha256. What is `known` is not read again.
 
     Raises `ModelFormatError` if there is no sound manifest.
     """
     manifest = ModelManifest.read(folder)
-    total = sum(spec.size for spec in manifest.files.values())
-    done = 0
-    files = {}
-    for name, spec in manifest.files.items():
-        files[name] = _check_file(folder / name, spec, digests, partial(_advance, progress, done, total))
-        done += spec.size
+    files = check_files(folder, manifest.files, progress, digests=digests, known=known)
     listed = {*manifest.files, MANIFEST_NAME, GOLDEN_NAME}
     extra = tuple(sorted(entry.name for entry in folder.iterdir() if entry.name not in listed))
     return VerifyReport(manifest.name, folder, files, extra, digests)
 
 
-def require_intact(folder: Path, progress: Progress = quiet, *, digests: bool = False) -> Path:
+def require_intact(
+    folder: Path, progress: Progress | None = None, *, digests: bool = False, known: DigestIndex | None = None
+) -> Path:
     """`folder` itself. Raises `IntegrityError` naming the faults that `verify` finds."""
-    verify(folder, progress, digests=digests).raise_if_damaged()
+    verify(folder, progress, digests=digests, known=known).raise_if_damaged()
     return folder
+
+
+def check_files(
+    folder: Path,
+    files: Mapping[str, FileSpec],
+    progress: Progress | None = None,
+    *,
+    digests: bool = True,
+    known: DigestIndex | None = None,
+) -> dict[str, FileState]:
+    """What each of these files of a folder is, compared as `verify` does."""
+    total, done, found = sum(spec.size for spec in files.values()), 0, {}
+    for name, spec in files.items():
+        advance = None if progress is None else partial(_advance, progress, done, total)
+        found[name] = _check_file(folder / name, spec, digests, known, advance)
+        done += spec.size
+    return found
+
+
+def file_spec(path: Path) -> FileSpec:
+    """What a file is now, for a later `check_files`."""
+    with path.open("rb") as file:
+        return FileSpec(os.fstat(file.fileno()).st_size, file_sha256(file))
 
 
 def _advance(progress: Progress, base: int, total: int, step: int) -> None:
     progress("checking", base + step, total)
 
 
-def _check_file(path: Path, spec: FileSpec, digests: bool, advance: Callable[[int], None]) -> FileState:
+def _check_file(
+    path: Path, spec: FileSpec, digests: bool, known: DigestIndex | None, advance: Callable[[int], None] | None
+) -> FileState:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return FileState.NOT_A_FILE
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size != spec.size:
                 return FileState.WRONG_SIZE
-            if digests and file_sha256(file, advance) != spec.sha256:
+            if digests and (known.sha256 if known else file_sha256)(file, advance) != spec.sha256:
                 return FileState.WRONG_DIGEST
     except FileNotFoundError:
         return FileState.MISSING
