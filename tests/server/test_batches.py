@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -13,9 +14,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from edge_llm_batch.lines import read_lines
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batches import Batches
 from edge_llm_server.exchange import Log
+from edge_llm_server.files import FileStore
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.multipart import read_form
 
@@ -258,3 +261,84 @@ def test_what_is_no_form_is_a_400(body: bytes, kind: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         read_form(body, kind)
     assert caught.value.status == 400
+
+
+# --- how much a key may leave here ---
+
+
+def begin(client: openai.OpenAI, content: bytes) -> Any:
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+@pytest.mark.parametrize(
+    "content", [b"x\n" * 9, b"x\n" * 8 + b"x", b"\n" * 9 + b"x", b"x" * (3 << 20) + b"\n" + b" x \n\n" * 8]
+)
+def test_a_file_of_too_many_lines_is_no_batch(server: Running, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.batches.MAX_LINES", 8)
+    with client_of(server) as client:
+        with pytest.raises(openai.BadRequestError, match="at most 8 lines") as caught:
+            begin(client, content)
+        assert (caught.value.param, caught.value.code) == ("input_file_id", "too_many_lines")
+        batch = ended(client, begin(client, b"\n" * 8 + b"x\n" * 7 + b"x").id)
+        assert (batch.status, batch.request_counts.failed) == ("completed", 8)
+
+
+def test_results_count_and_end_a_batch_that_has_too_many(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_BYTES", 3000)
+    with client_of(server) as client:
+        batch = ended(client, begin(client, b"x\n" * 1000).id)
+        assert (batch.status, batch.request_counts.total) == ("failed", 1000)
+        assert "delete some" in batch.errors.data[0].message
+        errors = client.files.retrieve(batch.error_file_id)
+        assert 1000 < errors.bytes < 2000
+        assert len(client.files.content(errors.id).read().splitlines()) == batch.request_counts.failed < 10
+        with pytest.raises(openai.RateLimitError):
+            client.files.create(file=b"y" * 1000, purpose="batch")
+        client.files.delete(errors.id)
+        client.files.create(file=b"y" * 900, purpose="batch")
+
+
+def test_a_batch_needs_room_for_its_results(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_FILES", 2)
+    with client_of(server) as client:
+        ended(client, begin(client, b"x\n").id)
+        with pytest.raises(openai.RateLimitError, match="delete some"):
+            client.batches.create(
+                input_file_id=client.files.list().data[0].id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+            )
+
+
+def test_what_is_kept_counts_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_BYTES", 1000)
+    for size, fits in ((600, True), (600, False), (300, True)):
+        store = FileStore(tmp_path / "files")
+        scratch = store.scratch()
+        scratch.write_bytes(b"x" * size)
+        with contextlib.nullcontext() if fits else pytest.raises(ApiError):
+            store.keep(scratch, 0, size, filename="f", purpose="batch", owner="ann")
+        scratch.unlink()
+    assert sorted(file.bytes for file in store.all("ann")) == [300, 600]
+
+
+def test_reading_lines_ends_when_the_batch_is_cancelled(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled while its lines are counted, before any of them is answered."""
+    reached, go_on, read = threading.Event(), threading.Event(), []
+
+    def slow(stream: Any, job: bytes) -> Iterator[Any]:
+        for one in read_lines(stream, job):
+            read.append(one)
+            reached.set()
+            assert go_on.wait(30)
+            yield one
+
+    monkeypatch.setattr("edge_llm_batch.lines.read_lines", slow)
+    with client_of(server) as client:
+        batch_id = begin(client, b"x\n" * 1000).id
+        assert reached.wait(30)
+        assert client.batches.cancel(batch_id).status == "cancelling"
+        go_on.set()
+        batch = ended(client, batch_id)
+        assert (batch.status, batch.request_counts.completed, len(read)) == ("cancelled", 0, 1)
