@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from edge_llm_batch.lines import MAX_LINE_BYTES
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from edge_llm_server.api_error import ApiError
@@ -20,6 +23,8 @@ from edge_llm_server.routes_openai import body_of
 from edge_llm_server.schemas import Body, Text, Word, at_most
 from edge_llm_server.service import Service
 from edge_llm_server.translate import checked
+
+_PIECE_BYTES = 64 << 10
 
 
 class BatchBody(Body):
@@ -76,8 +81,9 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Any:
         found = await run(batches().files.get, file_id, _owner(request))
-        data = await run(batches().files.path(found.id).read_bytes)
-        return Response(data, media_type="application/octet-stream")
+        file = await run(_opened, batches().files.path(found.id))
+        headers = {"content-length": str(os.fstat(file.fileno()).st_size)}
+        return StreamingResponse(_pieces(file, run), headers=headers, media_type="application/octet-stream")
 
     @routes.delete("/v1/files/{file_id}")
     async def delete(request: Request, file_id: str) -> Any:
@@ -114,6 +120,20 @@ def router(service: Service) -> APIRouter:
         return (await run(batches().cancel, batch_id, _owner(request))).shown()
 
     return routes
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb", 0)
+    except FileNotFoundError:
+        raise ApiError(404, "the file was deleted", code="file_not_found") from None
+
+
+async def _pieces(file: BinaryIO, run: Callable[..., Awaitable[Any]]) -> AsyncIterator[bytes]:
+    """What a file holds, no faster than it is taken."""
+    with file:
+        while piece := await run(file.read, _PIECE_BYTES):
+            yield piece
 
 
 def _owner(request: Request) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import socket
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from edge_llm_server.exchange import Log
 from edge_llm_server.files import FileStore
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.multipart import read_form
+from edge_llm_server.routes_batches import _pieces
 
 from edge_llm.engine.client import ThreadClient
 from edge_llm.errors import StorageError
@@ -342,3 +346,47 @@ def test_reading_lines_ends_when_the_batch_is_cancelled(server: Running, monkeyp
         go_on.set()
         batch = ended(client, batch_id)
         assert (batch.status, batch.request_counts.completed, len(read)) == ("cancelled", 0, 1)
+
+
+def test_a_file_is_read_no_faster_than_it_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several readers that take nothing: what is read of the file for all of them is little, and the whole comes at last."""
+    content = os.urandom(24 << 20)
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    read, run = [], server.serving.engines.run
+
+    async def noted(work: Any, *arguments: Any) -> Any:
+        result = await run(work, *arguments)
+        if isinstance(result, bytes):
+            read.append(len(result))
+        return result
+
+    monkeypatch.setattr("edge_llm_server.routes_batches._pieces", lambda file, _run: _pieces(file, noted))
+    head = f"GET /v1/files/{file.id}/content HTTP/1.1\r\nHost: 127.0.0.1:{server.serving.port}\r\n"
+    head += f"Authorization: Bearer {'a' * 32}\r\nRange: bytes=0-3\r\n\r\n"
+    readers = []
+    for _ in range(3):
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        reader.connect(("127.0.0.1", server.serving.port))
+        reader.sendall(head.encode())
+        readers.append(reader)
+    until(lambda: len(read) >= 3)
+    settled(lambda: len(read))
+    assert max(read) <= 64 << 10
+    assert sum(read) < 3 * len(content) // 2
+    with http.client.HTTPResponse(readers[0]) as response:
+        response.begin()
+        assert (response.status, response.length) == (200, len(content))
+        assert response.read() == content
+    for reader in readers:
+        reader.close()
+    until(lambda: sum(entry.get("path", "").endswith("/content") for entry in server.log) == 3)
+
+
+def settled(number: Callable[[], int]) -> None:
+    """Returns when a number has not changed for a while."""
+    before = -1
+    while before != (now := number()):
+        before = now
+        time.sleep(0.3)
