@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -24,6 +25,8 @@ from edge_llm_server.schemas import Body, Text, Word, at_most
 from edge_llm_server.service import Service
 from edge_llm_server.translate import checked
 
+MAX_UPLOADS = 4
+"""of a key at a time"""
 _PIECE_BYTES = 64 << 10
 
 
@@ -50,6 +53,7 @@ class ListQuery(BaseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
     run = service.engines.run
+    uploading: Counter[str] = Counter()
 
     def batches() -> Batches:
         if service.batches is None:
@@ -58,17 +62,27 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/files")
     async def upload(request: Request) -> Any:
-        store = batches().files
+        store, owner = batches().files, _owner(request)
+        if uploading[owner] >= MAX_UPLOADS:
+            raise ApiError.too_many(f"{MAX_UPLOADS} files of this key are being received", 1.0)
         scratch = store.scratch()
+        most = left = int(request.headers.get("content-length", service.settings.max_upload_bytes))
+        store.take(owner, scratch.name, most)
+        uploading[owner] += 1
         try:
             with scratch.open("xb", 0) as file:
                 scratch.chmod(0o600)
                 async for piece in request.stream():
+                    left -= len(piece)
+                    if left < 0:
+                        raise ApiError(413, f"the body has more than the {most} bytes that were announced")
                     await run(file.write, piece)
-            kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), _owner(request))
+            kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), owner)
             return kept.shown()
         finally:
+            uploading[owner] -= 1
             scratch.unlink(missing_ok=True)
+            store.give_back(owner, scratch.name)
 
     @routes.get("/v1/files")
     async def files(request: Request) -> Any:

@@ -276,7 +276,9 @@ def begin(client: openai.OpenAI, content: bytes) -> Any:
 
 
 @pytest.mark.parametrize(
-    "content", [b"x\n" * 9, b"x\n" * 8 + b"x", b"\n" * 9 + b"x", b"x" * (3 << 20) + b"\n" + b" x \n\n" * 8]
+    "content",
+    [b"x\n" * 9, b"x\n" * 8 + b"x", b"\n" * 9 + b"x", b"x" * (3 << 20) + b"\n" + b" x \n\n" * 8],
+    ids=["lines", "no last end", "blank", "long and blank"],
 )
 def test_a_file_of_too_many_lines_is_no_batch(server: Running, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_llm_server.batches.MAX_LINES", 8)
@@ -300,7 +302,7 @@ def test_results_count_and_end_a_batch_that_has_too_many(server: Running, monkey
         with pytest.raises(openai.RateLimitError):
             client.files.create(file=b"y" * 1000, purpose="batch")
         client.files.delete(errors.id)
-        client.files.create(file=b"y" * 900, purpose="batch")
+        client.files.create(file=b"y" * 500, purpose="batch")
 
 
 def test_a_batch_needs_room_for_its_results(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,3 +392,58 @@ def settled(number: Callable[[], int]) -> None:
     while before != (now := number()):
         before = now
         time.sleep(0.3)
+
+
+def half_an_upload(server: Running, length: int, letter: str = "a") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.serving.port), timeout=30)
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nHost: 127.0.0.1:{server.serving.port}\r\nAuthorization: Bearer {letter * 32}\r\n"
+    )
+    head += f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + b"z" * (length // 2))
+    return connection
+
+
+def test_unfinished_uploads_are_few_and_count(server: Running, tmp_path: Path) -> None:
+    def parts() -> int:
+        return len(list((tmp_path / "batches").glob("part-*")))
+
+    with client_of(server) as ann, client_of(server, "b") as bob:
+        halves = [half_an_upload(server, 1000) for _ in range(4)]
+        until(lambda: parts() == 4)
+        with pytest.raises(openai.RateLimitError, match="are being received"):
+            ann.files.create(file=b"x", purpose="batch")
+        bob.files.create(file=b"x", purpose="batch")
+        for half in halves:
+            half.close()
+        until(lambda: parts() == 0)
+        ann.files.create(file=b"x", purpose="batch")
+
+
+def test_an_upload_needs_room_before_it_is_received(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_BYTES", 10_000)
+    with client_of(server) as client:
+        half = half_an_upload(server, 9000)
+        until(lambda: len(list((tmp_path / "batches").glob("part-*"))) == 1)
+        with pytest.raises(openai.RateLimitError, match="delete some"):
+            client.files.create(file=b"y" * 2000, purpose="batch")
+        with half_an_upload(server, 9000) as other, http.client.HTTPResponse(other) as response:
+            response.begin()
+            assert response.status == 429, "its second half was never waited for"
+        half.close()
+        until(lambda: not list((tmp_path / "batches").glob("part-*")))
+        client.files.create(file=b"y" * 2000, purpose="batch")
+
+
+def test_an_upload_of_unknown_length_takes_the_room_of_the_longest(server: Running) -> None:
+    def form() -> Iterator[bytes]:
+        yield PURPOSE
+        yield FILE + b"--x--\r\n"
+
+    headers = {"authorization": f"Bearer {'a' * 32}", "content-type": BOUNDARY.decode()}
+    for owned, status in ((0, 200), ((1 << 30) - (63 << 20), 429)):
+        assert server.serving._batches is not None
+        server.serving._batches.files.count("ann", "other", owned)
+        assert httpx.post(f"{server.url}/v1/files", content=form(), headers=headers).status_code == status
