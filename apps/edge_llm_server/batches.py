@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from edge_llm_server.files import FileStore, write_json
 
 if TYPE_CHECKING:
     from edge_llm_batch.lines import Line
+    from edge_llm_batch.pool import TaskPool
     from edge_llm_batch.run import BatchRun, Tally
     from edge_llm_batch.task import Task
 
@@ -35,6 +37,8 @@ MAX_ENDED = 256
 """of a key, that are remembered"""
 MAX_LINES = 50_000
 """of a batch, as OpenAI has it: each leaves a result, if only that it is no request. As many may be blank"""
+TURN_S = 60.0
+"""after which a batch lets those of other keys go on"""
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
@@ -61,6 +65,8 @@ class Batches:
                 self.files.count(batch.owner, batch.id, size_of(result_paths(folder / batch.id)))
         self._stop_running: Callable[[], None] | None = None
         self._running: str | None = None
+        self._turns: dict[str, int] = {}
+        """of each key, which turn was its last one"""
         self._thread = threading.Thread(target=self._work, name="edge-llm batches", daemon=True)
         self._thread.start()
 
@@ -131,6 +137,7 @@ class Batches:
                 if self._closing or batch is None:
                     return
                 self._running = batch.id
+                self._turns[batch.owner] = max(self._turns.values(), default=0) + 1
             try:
                 self._answer(batch)
             except Exception as error:
@@ -142,13 +149,15 @@ class Batches:
                     self._running = self._stop_running = None
 
     def _next(self) -> Batch | None:
+        """The oldest batch of the key whose last turn is the longest ago."""
         waiting = [batch for batch in self._batches.values() if batch.open]
-        return min(waiting, key=lambda batch: batch.times["validating"], default=None)
+        return min(waiting, key=lambda one: (self._turns.get(one.owner, 0), one.times["validating"]), default=None)
 
     def _answer(self, batch: Batch) -> None:
-        """Answer all lines that are not answered yet. Leaves it as it is if the server is closed."""
+        """Answer all lines that are not answered yet. Leaves it as it is if the server is closed or its turn is over."""
         from edge_llm_batch.lines import Shard, Survey, read_lines
 
+        over = False
         job = batch.id.encode("ascii")
         source = self.files.path(self.files.get(batch.input_file_id, batch.owner).id)
         with contextlib.closing(SplitResults(self._folder / batch.id)) as results, contextlib.suppress(_StoppedError):
@@ -158,7 +167,7 @@ class Batches:
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     with self._host.open(batch.model) as client:
-                        self._run(batch, client, results, source, job)
+                        over = self._run(batch, client, results, source, job)
                     break
                 except EngineStoppedError:
                     if attempt == _ATTEMPTS and not self._closing:
@@ -166,7 +175,10 @@ class Batches:
         with self._changed:
             if self._closing:
                 return
-            cancelled = self._batches[batch.id].status == "cancelling"
+            now = self._batches[batch.id]
+            cancelled = now.status == "cancelling"
+        if over and not cancelled and results.count < now.total:
+            return
         self._finish(batch, "cancelled" if cancelled else "completed", **_counts(results))
 
     def _while_wanted(self, batch: Batch, lines: Iterable[Line]) -> Iterator[Line]:
@@ -176,15 +188,24 @@ class Batches:
                 raise _StoppedError
             yield line
 
-    def _run(self, batch: Batch, client: EngineClient, results: Any, source: Path, job: bytes) -> None:
+    def _run(self, batch: Batch, client: EngineClient, results: Any, source: Path, job: bytes) -> bool:
+        """Whether it ended because its turn was over."""
         from edge_llm_batch.endpoints import Defaults
         from edge_llm_batch.lines import read_lines
+        from edge_llm_batch.pool import TaskPool
         from edge_llm_batch.run import BatchRun
         from edge_llm_batch.task import read_tasks
 
+        pool, began, over = TaskPool(), time.monotonic(), False
+
         def told(_tally: Tally) -> None:
+            nonlocal over
             with self._changed:
                 self._batches[batch.id] = replace(self._batches[batch.id], **_counts(results))
+                others_wait = any(other.open and other.owner != batch.owner for other in self._batches.values())
+            if others_wait and not over and time.monotonic() - began >= TURN_S:
+                over = True
+                pool.empty()  # what was begun comes to its end
             self.files.take(batch.owner, batch.id, results.size)
 
         with source.open("rb") as stream:
@@ -192,18 +213,16 @@ class Batches:
             tasks = read_tasks(lines, [batch.endpoint], lambda line: line.number not in results.done)
             run = BatchRun(_Engine(client, batch.owner), results, Defaults(batch.model, None), told)
             with contextlib.suppress(asyncio.CancelledError):
-                asyncio.run(self._until_stopped(batch, run, tasks))
+                asyncio.run(self._until_stopped(batch, run, pool, tasks))
+        return over
 
-    async def _until_stopped(self, batch: Batch, run: BatchRun, tasks: Iterable[Task]) -> None:
-        from edge_llm_batch.pool import TaskPool
-
+    async def _until_stopped(self, batch: Batch, run: BatchRun, pool: TaskPool, tasks: Iterable[Task]) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         with self._changed:
             if self._closing or self._batches[batch.id].status == "cancelling":
                 return
             self._stop_running = lambda: _stop(loop, task)
-        pool = TaskPool()
         filling = loop.run_in_executor(None, pool.fill, tasks)
         try:
             await run.run(pool)

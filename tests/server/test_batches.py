@@ -447,3 +447,33 @@ def test_an_upload_of_unknown_length_takes_the_room_of_the_longest(server: Runni
         assert server.serving._batches is not None
         server.serving._batches.files.count("ann", "other", owned)
         assert httpx.post(f"{server.url}/v1/files", content=form(), headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("turn_s", [0.0, 3600.0])
+def test_batches_of_several_keys_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn_s: float) -> None:
+    """Ann's first batch and her second, then Bob's: his is done before her first one where turns are short."""
+    monkeypatch.setattr("edge_llm_server.batches.TURN_S", turn_s)
+    gate, done = Gate(slots=1), []
+    finish = Batches._finish
+
+    def noted(self: Batches, batch: Any, status: str, **known: Any) -> None:
+        done.append((batch.owner, status))
+        finish(self, batch, status, **known)
+
+    monkeypatch.setattr(Batches, "_finish", noted)
+    with (
+        running(gate, batches=tmp_path / "batches", keys=KEYS) as server,
+        client_of(server) as ann,
+        client_of(server, "b") as bob,
+    ):
+        first = begin(ann, jsonl(*map(line, range(12))))
+        until(lambda: bool(server.cores) and server.core.free_slots == 0)
+        others = [begin(ann, jsonl(line(1))), begin(bob, jsonl(line(1), line(2)))]
+        gate.open()
+        batches = [ended(ann, first.id), ended(ann, others[0].id), ended(bob, others[1].id)]
+        assert [one.request_counts.completed for one in batches] == [12, 1, 2]
+        answers = [json.loads(one) for one in ann.files.content(batches[0].output_file_id).read().splitlines()]
+        assert sorted(one["custom_id"] for one in answers) == sorted(f"q{i}" for i in range(12)), "each once"
+    short = [("bob", "completed"), ("ann", "completed"), ("ann", "completed")]
+    long = [("ann", "completed"), ("bob", "completed"), ("ann", "completed")]
+    assert done == (long if turn_s else short)
