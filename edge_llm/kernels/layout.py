@@ -431,7 +431,7 @@ class Items(IntEnum):
     ROWS = 1
     """rows of the step, or for each row its parts: one reads and writes nothing of another"""
     HEADS = 2
-    """heads of keys and values of the only row, likewise"""
+    """heads of keys and values of the only row, likewise, within one call: another one has its scratch laid out otherwise"""
 
 
 class Phase(IntEnum):

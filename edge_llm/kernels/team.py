@@ -60,8 +60,7 @@ def add_phase(
     phase[Phase.WARM] = 0
     if number == 0:
         workspace[Workspace.COLD] = 0
-    same = count == 1 or (items != Items.TASKS and items == workspace[Workspace.ITEMS])
-    if number > 0 and count == head[Phase.COUNT] and same:
+    if number > 0 and count == head[Phase.COUNT] and _goes_on(workspace, call, count, items):
         head[Phase.LINKS] += 1
     else:
         workspace[Workspace.PHASE_HEAD] = number
@@ -76,6 +75,17 @@ def add_phase(
         workspace[Workspace.COLD] = number
     workspace[Workspace.ITEMS] = items
     workspace[Workspace.PHASE_COUNT] = number + 1
+
+
+@numba.njit(inline="always")
+def _goes_on(workspace: Any, call: int, count: int, items: int) -> bool:
+    """Whether items of a phase may follow those of the last one on their threads, item by item."""
+    if count == 1:
+        return True
+    if items == Items.TASKS or items != workspace[Workspace.ITEMS]:
+        return False
+    last = _phase(workspace, workspace[Workspace.PHASE_COUNT] - 1)
+    return items == Items.ROWS or last[Phase.CALL] == call
 
 
 @numba.njit

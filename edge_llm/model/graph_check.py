@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from edge_llm.errors import ModelFormatError
 from edge_llm.model.custom_ops import DOMAIN, SPECS
+from edge_llm.model.graph_wiring import Wires, find_fault
 from edge_llm.model.manifest import GRAPH_NAME, WEIGHTS_NAME, ModelManifest
 
 ALIGNMENT = 64
@@ -53,15 +54,19 @@ def check_graph(folder: Path, manifest: ModelManifest) -> frozenset[str]:
     fields = _message(_bytes(model["graph"][0]), _GRAPH, "graph")
     nodes = [_message(_bytes(node), _NODE, "node") for node in fields.get("node", [])]
     _check_nodes(nodes, len(manifest.layers))
-    for tensor in fields.get("initializer", []):
-        _check_tensor(_message(_bytes(tensor), _TENSOR, "initializer"), weight_bytes)
+    tensors = [_message(_bytes(tensor), _TENSOR, "initializer") for tensor in fields.get("initializer", [])]
+    for tensor in tensors:
+        _check_tensor(tensor, weight_bytes)
+    fault = find_fault([_wires(node) for node in nodes], {_text(tensor, "name") for tensor in tensors}, manifest)
+    if fault is not None:
+        _refuse(fault)
     for kind, expected in (("input", _INPUTS), ("output", _OUTPUTS)):
         infos = [_message(_bytes(info), _VALUE_INFO, kind) for info in fields.get(kind, [])]
         names = [_text(info, "name") for info in infos]
         if set(names) != expected or len(names) != len(expected):
             _refuse(f"the graph's {kind}s are {sorted(names)}, not {sorted(expected)}")
-    stock = (name for node in nodes if _text(node, "domain") != DOMAIN for name in node.get("input", []))
-    return frozenset(_OUTPUTS.union(_bytes(name).decode("utf-8", "replace") for name in stock))
+    stock = (node for node in nodes if _text(node, "domain") != DOMAIN)
+    return frozenset(_OUTPUTS.union(*(_wires(node).inputs for node in stock)))
 
 
 def _refuse(what: str) -> NoReturn:
@@ -106,6 +111,11 @@ def _check_nodes(nodes: list[dict[str, list[Value]]], layers: int) -> None:
             _refuse("Concat joins something else than matrix products, side by side")
         elif kind == "Gather" and (numbers != {"axis": 0} or inputs[1:] != [b"logit_rows"]):
             _refuse("Gather takes something else than the wanted rows")
+
+
+def _wires(node: dict[str, list[Value]]) -> Wires:
+    inputs, outputs = ([_decoded(name, side) for name in node.get(side, [])] for side in ("input", "output"))
+    return Wires(_text(node, "op_type"), inputs, outputs, _numbers(node))
 
 
 def _numbers(node: dict[str, list[Value]]) -> dict[str, Value]:
@@ -170,8 +180,12 @@ def _text(fields: dict[str, list[Value]], name: str) -> str:
     values = fields.get(name, [b""])
     if len(values) != 1:
         _refuse(f"{name} is given {len(values)} times")
+    return _decoded(values[0], name)
+
+
+def _decoded(value: Value, name: str) -> str:
     try:
-        return _bytes(values[0]).decode("utf-8")
+        return _bytes(value).decode("utf-8")
     except UnicodeDecodeError:
         _refuse(f"{name} is not UTF-8")
 

@@ -160,7 +160,15 @@ def test_what_is_linked() -> None:
     assert links(Wanted(4, rows), Wanted(4, heads)) == [0, 0]
     assert links(Wanted(4, tasks), Wanted(4, tasks)) == [0, 0]
     assert links(Wanted(1, tasks), Wanted(1, rows), Wanted(1, heads)) == [2, 0, 0]
-    assert links(Wanted(3, heads), Wanted(3, heads), Wanted(1, rows)) == [1, 0, 0]
+    assert links(Wanted(3, heads), Wanted(3, heads), Wanted(1, rows)) == [0, 0, 0], "two attentions share their scratch"
+
+
+def test_phases_of_one_attention_are_linked() -> None:
+    plan = Plan([Wanted(3, Items.HEADS)] * 2, 2)
+    plan.workspace[Workspace.PHASE_COUNT] = 0
+    for _ in plan.wanted:
+        _add(plan.workspace, note.address, plan.calls[0].ctypes.data, 3, Items.HEADS, 0, 0)
+    assert plan.phases[:, Phase.LINKS].tolist() == [1, 0]
 
 
 def test_waiting_threads_know_which_weights_come_next() -> None:

@@ -40,9 +40,8 @@ CHANGES = [
     for value in ("+1", "-1", "x2", "0", str(1 << 31), str((1 << 63) - 1), "-9223372036854775808")
 ]
 
-# Another layer's rows, another activation, a row of padding that is stored anyway: wrong perhaps, never unsafe.
+# Another table, another activation, a row of padding that is stored anyway: wrong perhaps, never unsafe.
 HARMLESS = {
-    ("RingAttention", "layer", "+1"),
     ("RingAttention", "rope_table", "-1"),
     ("GatedActivation", "kind", "+1"),
     ("BlockEmbedding", "outputs", "+1"),

@@ -75,7 +75,56 @@ def linear_outputs(model: Any) -> list[str]:
     return [node.output[0] for node in model.graph.node if node.op_type == "BlockLinear"]
 
 
+def node_of(model: Any, op: str, index: int = 0) -> Any:
+    return [node for node in model.graph.node if node.op_type == op][index]
+
+
+def rewire(model: Any, op: str, place: int, name: str, index: int = 0) -> None:
+    node_of(model, op, index).input[place] = name
+
+
+def gather_ids(model: Any) -> None:
+    """Ids that ONNX Runtime gives back, and something else then has, before they are used."""
+    first = helper.make_node("Gather", ["input_ids", "logit_rows"], ["g"], axis=0)
+    rewire(model, "BlockEmbedding", 0, "g")
+    nodes = [first, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def swap(model: Any) -> None:
+    """The last node first: ONNX Runtime would find the order by itself."""
+    nodes = [model.graph.node[-1], *model.graph.node[:-1]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def set_number(model: Any, op: str, name: str, value: int, index: int = 0) -> None:
+    next(a for a in node_of(model, op, index).attribute if a.name == name).i = value
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
+    "ids that are computed": gather_ids,
+    "ids of something else": lambda m: rewire(m, "BlockEmbedding", 0, "logit_rows"),
+    "segments of something else": lambda m: rewire(m, "RingAttention", 1, "input_ids"),
+    "rope that is computed": lambda m: rewire(m, "RingAttention", 2, "embedded"),
+    "another cache": lambda m: rewire(m, "RingAttention", 3, "input_ids"),
+    "norms that are computed": lambda m: node_of(m, "RingAttention").input.extend(["embedded", "embedded"]),
+    "computed weights": lambda m: rewire(m, "BlockLinear", 1, "embedded"),
+    "rows of a constant": lambda m: rewire(m, "Gather", 0, m.graph.initializer[0].name),
+    "a graph input as x": lambda m: rewire(m, "BlockLinear", 0, "rope"),
+    "too few inputs": lambda m: node_of(m, "BlockLinear").input.pop(),
+    "too many inputs": lambda m: node_of(m, "GatedActivation").input.append("embedded"),
+    "too many outputs": lambda m: node_of(m, "BlockLinear").output.append("more"),
+    "an output twice": lambda m: node_of(m, "BlockLinear").output.__setitem__(0, "embedded"),
+    "an output that is a constant": lambda m: node_of(m, "BlockLinear").output.__setitem__(
+        0, m.graph.initializer[0].name
+    ),
+    "an output without a name": lambda m: node_of(m, "BlockLinear").output.__setitem__(0, ""),
+    "used before it is there": swap,
+    "two attentions of one layer": lambda m: set_number(m, "RingAttention", "layer", 0, 1),
+    "heads of another model": lambda m: set_number(m, "RingAttention", "heads", 64),
+    "logits that nobody computes": lambda m: node_of(m, "BlockLinear", -1).output.__setitem__(0, "x"),
     "foreign op": lambda m: m.graph.node.append(helper.make_node("MatMulNBits", ["x"], ["y"], domain="com.microsoft")),
     "standard op we do not use": lambda m: m.graph.node.append(helper.make_node("Loop", ["x"], ["y"])),
     "subgraph": add_subgraph,
