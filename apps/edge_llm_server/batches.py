@@ -20,7 +20,7 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, StorageError
 from edge_llm.paths import private_dir
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.batch import Batch
+from edge_llm_server.batch import Batch, check_lines
 from edge_llm_server.batch_results import SplitResults, result_paths, size_of
 from edge_llm_server.exchange import Log, place_of
 from edge_llm_server.files import FileStore, write_json
@@ -35,8 +35,6 @@ MAX_OPEN = 32
 """batches of a key that are not done"""
 MAX_ENDED = 256
 """of a key, that are remembered"""
-MAX_LINES = 50_000
-"""of a batch, as OpenAI has it: each leaves a result, if only that it is no request. As many may be blank"""
 TURN_S = 60.0
 """after which a batch lets those of other keys go on"""
 _PATIENCE_S = 5.0
@@ -72,7 +70,7 @@ class Batches:
 
     def create(self, *, owner: str, model: str, endpoint: str, input_file_id: str, window: str, metadata: Any) -> Batch:
         """Raises `ApiError` for a file that is not there or has too many lines, or too many batches or files."""
-        _check_lines(self.files.path(self.files.get(input_file_id, owner).id))
+        check_lines(self.files.path(self.files.get(input_file_id, owner).id))
         with self._changed:
             waiting = [batch for batch in self._batches.values() if batch.owner == owner and batch.open]
             if len(waiting) >= MAX_OPEN:
@@ -255,22 +253,6 @@ class Batches:
 
 class _StoppedError(Exception):
     """The batch was cancelled, or the server is closed."""
-
-
-def _check_lines(path: Path) -> None:
-    """Raises `ApiError` for a file with more lines than a batch may have."""
-    filled = blank = 0
-    begun = False
-    with path.open("rb") as file:
-        while piece := file.readline(1 << 20):
-            begun = begun or bool(piece.strip(b" \t\r\n"))
-            if piece.endswith(b"\n"):
-                filled += begun
-                blank += not begun
-                begun = False
-            if max(filled + begun, blank) > MAX_LINES:
-                message = f"a batch has at most {MAX_LINES:,} lines, and as many blank ones: make several of this file"
-                raise ApiError.invalid(message, "input_file_id", "too_many_lines")
 
 
 class _Engine:

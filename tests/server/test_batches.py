@@ -281,7 +281,7 @@ def begin(client: openai.OpenAI, content: bytes) -> Any:
     ids=["lines", "no last end", "blank", "long and blank"],
 )
 def test_a_file_of_too_many_lines_is_no_batch(server: Running, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_llm_server.batches.MAX_LINES", 8)
+    monkeypatch.setattr("edge_llm_server.batch.MAX_LINES", 8)
     with client_of(server) as client:
         with pytest.raises(openai.BadRequestError, match="at most 8 lines") as caught:
             begin(client, content)
