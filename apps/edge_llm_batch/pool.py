@@ -70,6 +70,14 @@ class TaskPool:
             self._ended = True
             self._wake()
 
+    def empty(self) -> None:
+        """Take nothing more, and give out nothing more."""
+        with self._changed:
+            self._tasks.clear()
+            self._bytes = 0
+            self._ended = True
+            self._wake()
+
     def _put(self, task: Task) -> bool:
         with self._changed:
             while not self._ended and self._tasks and not self._fits(task):

@@ -1,4 +1,4 @@
-"""Batch: what is known of one batch, on disk too, and how clients see it."""
+"""Batch: what is known of one batch, on disk too, how clients see it, and how many lines it may have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edge_llm_server.api_error import ApiError
+
+MAX_LINES = 50_000
+"""of a batch, as OpenAI has it: each leaves a result, if only that it is no request. As many may be blank"""
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _OPEN = frozenset({"validating", "in_progress", "cancelling"})
 
@@ -71,3 +75,19 @@ class Batch:
             "metadata": self.metadata,
             "model": self.model,
         }
+
+
+def check_lines(path: Path) -> None:
+    """Raises `ApiError` for a file with more lines than a batch may have."""
+    filled = blank = 0
+    begun = False
+    with path.open("rb") as file:
+        while piece := file.readline(1 << 20):
+            begun = begun or bool(piece.strip(b" \t\r\n"))
+            if piece.endswith(b"\n"):
+                filled += begun
+                blank += not begun
+                begun = False
+            if max(filled + begun, blank) > MAX_LINES:
+                message = f"a batch has at most {MAX_LINES:,} lines, and as many blank ones: make several of this file"
+                raise ApiError.invalid(message, "input_file_id", "too_many_lines")

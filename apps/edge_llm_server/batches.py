@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -19,11 +20,14 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, StorageError
 from edge_llm.paths import private_dir
 from edge_llm_server.api_error import ApiError
-from edge_llm_server.batch import Batch
+from edge_llm_server.batch import Batch, check_lines
+from edge_llm_server.batch_results import SplitResults, result_paths, size_of
 from edge_llm_server.exchange import Log, place_of
 from edge_llm_server.files import FileStore, write_json
 
 if TYPE_CHECKING:
+    from edge_llm_batch.lines import Line
+    from edge_llm_batch.pool import TaskPool
     from edge_llm_batch.run import BatchRun, Tally
     from edge_llm_batch.task import Task
 
@@ -31,6 +35,8 @@ MAX_OPEN = 32
 """batches of a key that are not done"""
 MAX_ENDED = 256
 """of a key, that are remembered"""
+TURN_S = 60.0
+"""after which a batch lets those of other keys go on"""
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
@@ -52,20 +58,26 @@ class Batches:
         self._batches = {
             batch.id: batch for path in folder.glob("batch_*.json") if (batch := Batch.read(path)) is not None
         }
+        for batch in self._batches.values():
+            if batch.open:
+                self.files.count(batch.owner, batch.id, size_of(result_paths(folder / batch.id)))
         self._stop_running: Callable[[], None] | None = None
         self._running: str | None = None
+        self._turns: dict[str, int] = {}
+        """of each key, which turn was its last one"""
         self._thread = threading.Thread(target=self._work, name="edge-llm batches", daemon=True)
         self._thread.start()
 
     def create(self, *, owner: str, model: str, endpoint: str, input_file_id: str, window: str, metadata: Any) -> Batch:
-        """Raises `ApiError` for a file that is not there, or too many batches."""
-        self.files.get(input_file_id, owner)
+        """Raises `ApiError` for a file that is not there or has too many lines, or too many batches or files."""
+        check_lines(self.files.path(self.files.get(input_file_id, owner).id))
         with self._changed:
             waiting = [batch for batch in self._batches.values() if batch.owner == owner and batch.open]
             if len(waiting) >= MAX_OPEN:
                 raise ApiError.too_many(f"{MAX_OPEN} batches of this key are not done", 60.0)
             self._forget_old(owner)
             batch = Batch(f"batch_{secrets.token_hex(12)}", owner, endpoint, input_file_id, window, model, metadata)
+            self.files.take(owner, batch.id, 0)  # for its results
             self._store(batch.entered("validating"))
             self._changed.notify_all()
             return self._batches[batch.id]
@@ -123,75 +135,92 @@ class Batches:
                 if self._closing or batch is None:
                     return
                 self._running = batch.id
+                self._turns[batch.owner] = max(self._turns.values(), default=0) + 1
             try:
                 self._answer(batch)
             except Exception as error:
                 self._log("batch", id=batch.id, fault=place_of(error))
                 why = str(error) if isinstance(error, EdgeLLMError | ApiError) else "something went wrong"
-                with self._changed:
-                    self._store(self._batches[batch.id].entered("failed", fault=why))
+                self._finish(batch, "failed", fault=why)
             finally:
                 with self._changed:
                     self._running = self._stop_running = None
 
     def _next(self) -> Batch | None:
+        """The oldest batch of the key whose last turn is the longest ago."""
         waiting = [batch for batch in self._batches.values() if batch.open]
-        return min(waiting, key=lambda batch: batch.times["validating"], default=None)
+        return min(waiting, key=lambda one: (self._turns.get(one.owner, 0), one.times["validating"]), default=None)
 
     def _answer(self, batch: Batch) -> None:
-        """Answer all lines that are not answered yet. Leaves it as it is if the server is closed."""
+        """Answer all lines that are not answered yet. Leaves it as it is if the server is closed or its turn is over."""
         from edge_llm_batch.lines import Shard, Survey, read_lines
 
-        from edge_llm_server.batch_results import SplitResults
-
+        over = False
         job = batch.id.encode("ascii")
         source = self.files.path(self.files.get(batch.input_file_id, batch.owner).id)
-        with contextlib.closing(SplitResults(self._folder / batch.id)) as results:
-            if batch.status != "cancelling":
-                with source.open("rb") as stream:
-                    survey = Survey.of(read_lines(stream, job), Shard(), results.done)
-                self._update(batch.id, lambda now: now.entered("in_progress", total=survey.lines, **_counts(results)))
-                for attempt in range(1, _ATTEMPTS + 1):
-                    try:
-                        with self._host.open(batch.model) as client:
-                            self._run(batch, client, results, source, job)
-                        break
-                    except EngineStoppedError:
-                        if attempt == _ATTEMPTS and not self._closing:
-                            raise
+        with contextlib.closing(SplitResults(self._folder / batch.id)) as results, contextlib.suppress(_StoppedError):
+            with source.open("rb") as stream:
+                survey = Survey.of(self._while_wanted(batch, read_lines(stream, job)), Shard(), results.done)
+            self._update(batch.id, lambda now: _begun(now, total=survey.lines, **_counts(results)))
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    with self._host.open(batch.model) as client:
+                        over = self._run(batch, client, results, source, job)
+                    break
+                except EngineStoppedError:
+                    if attempt == _ATTEMPTS and not self._closing:
+                        raise
         with self._changed:
             if self._closing:
                 return
-            cancelled = self._batches[batch.id].status == "cancelling"
-        self._finish(batch, results, "cancelled" if cancelled else "completed")
+            now = self._batches[batch.id]
+            cancelled = now.status == "cancelling"
+        if over and not cancelled and results.count < now.total:
+            return
+        self._finish(batch, "cancelled" if cancelled else "completed", **_counts(results))
 
-    def _run(self, batch: Batch, client: EngineClient, results: Any, source: Path, job: bytes) -> None:
+    def _while_wanted(self, batch: Batch, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines. Raises `_StoppedError` once nobody wants them any more."""
+        for line in lines:
+            if self._closing or self._batches[batch.id].status == "cancelling":
+                raise _StoppedError
+            yield line
+
+    def _run(self, batch: Batch, client: EngineClient, results: Any, source: Path, job: bytes) -> bool:
+        """Whether it ended because its turn was over."""
         from edge_llm_batch.endpoints import Defaults
         from edge_llm_batch.lines import read_lines
+        from edge_llm_batch.pool import TaskPool
         from edge_llm_batch.run import BatchRun
         from edge_llm_batch.task import read_tasks
 
+        pool, began, over = TaskPool(), time.monotonic(), False
+
         def told(_tally: Tally) -> None:
+            nonlocal over
             with self._changed:
                 self._batches[batch.id] = replace(self._batches[batch.id], **_counts(results))
+                others_wait = any(other.open and other.owner != batch.owner for other in self._batches.values())
+            if others_wait and not over and time.monotonic() - began >= TURN_S:
+                over = True
+                pool.empty()  # what was begun comes to its end
+            self.files.take(batch.owner, batch.id, results.size)
 
         with source.open("rb") as stream:
-            lines = read_lines(stream, job)
+            lines = self._while_wanted(batch, read_lines(stream, job))
             tasks = read_tasks(lines, [batch.endpoint], lambda line: line.number not in results.done)
             run = BatchRun(_Engine(client, batch.owner), results, Defaults(batch.model, None), told)
             with contextlib.suppress(asyncio.CancelledError):
-                asyncio.run(self._until_stopped(batch, run, tasks))
+                asyncio.run(self._until_stopped(batch, run, pool, tasks))
+        return over
 
-    async def _until_stopped(self, batch: Batch, run: BatchRun, tasks: Iterable[Task]) -> None:
-        from edge_llm_batch.pool import TaskPool
-
+    async def _until_stopped(self, batch: Batch, run: BatchRun, pool: TaskPool, tasks: Iterable[Task]) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         with self._changed:
             if self._closing or self._batches[batch.id].status == "cancelling":
                 return
             self._stop_running = lambda: _stop(loop, task)
-        pool = TaskPool()
         filling = loop.run_in_executor(None, pool.fill, tasks)
         try:
             await run.run(pool)
@@ -201,16 +230,16 @@ class Batches:
             pool.close()
             await asyncio.wait([filling])
 
-    def _finish(self, batch: Batch, results: Any, status: str) -> None:
-        made = {}
-        for name, path in (("output_file_id", results.output), ("error_file_id", results.errors_path)):
+    def _finish(self, batch: Batch, status: str, **known: Any) -> None:
+        for kind, path in zip(("output", "error"), result_paths(self._folder / batch.id), strict=True):
             if path.exists() and path.stat().st_size:
-                kind = "output" if name.startswith("output") else "error"
                 filename = f"{batch.id}_{kind}.jsonl"
-                made[name] = self.files.adopt(path, filename=filename, purpose="batch_output", owner=batch.owner).id
+                file = self.files.adopt(path, filename=filename, purpose="batch_output", owner=batch.owner)
+                known[f"{kind}_file_id"] = file.id
             else:
                 path.unlink(missing_ok=True)
-        self._update(batch.id, lambda now: now.entered("finalizing").entered(status, **made, **_counts(results)))
+        self.files.give_back(batch.owner, batch.id)
+        self._update(batch.id, lambda now: now.entered("finalizing").entered(status, **known))
 
     def _update(self, batch_id: str, change: Callable[[Batch], Batch]) -> None:
         with self._changed:
@@ -220,6 +249,10 @@ class Batches:
         """Remember, on disk too; the lock is held."""
         write_json(self._folder / f"{batch.id}.json", asdict(batch))
         self._batches[batch.id] = batch
+
+
+class _StoppedError(Exception):
+    """The batch was cancelled, or the server is closed."""
 
 
 class _Engine:
@@ -247,6 +280,10 @@ def _locked(path: Path) -> BinaryIO:
         file.close()
         raise StorageError(f"another server answers the batches in {path.parent}") from None
     return file
+
+
+def _begun(batch: Batch, **known: Any) -> Batch:
+    return replace(batch, **known) if batch.status == "cancelling" else batch.entered("in_progress", **known)
 
 
 def _counts(results: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, QueueFullError, quoted
 from edge_llm.metrics import Statistics
 from edge_llm_server.api_error import ApiError
+from edge_llm_server.keys import Scope
+from edge_llm_server.seats import Seats
 from edge_llm_server.settings import ServerSettings
 
 R = TypeVar("R")
@@ -29,9 +31,10 @@ class Engines:
     def __init__(self, host: EngineHost, settings: ServerSettings, *, most_requests: int = 1 << 30) -> None:
         """`most_requests` of one model are let in: as many as its engine answers and queues. More are refused before
         anything of them is read."""
-        self._host, self._settings, self._most = host, settings, most_requests
+        self._host, self._settings = host, settings
+        keys = sum(key.scope is Scope.ALL for key in settings.keys)
+        self._seats = {name: Seats(most_requests, shared=keys > 1) for name in settings.models}
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="edge-llm server")
-        self._inside: dict[str, int] = {}
         self._handles: set[Handle] = set()
         self.draining = False
         """no new request is taken"""
@@ -63,7 +66,7 @@ class Engines:
     @property
     def busy(self) -> bool:
         """Whether a request of any model is here."""
-        return any(self._inside.values())
+        return not all(seats.empty for seats in self._seats.values())
 
     async def start(self) -> None:
         """Load the first model. Raises its `EdgeLLMError`."""
@@ -71,18 +74,19 @@ class Engines:
         await self.run(manager.__exit__, None, None, None)
 
     @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[EngineClient]:
-        """The engine of a served model, held while the block runs.
+    async def use(
+        self, name: str, owner: str = "", *, answers: int = 1, together: bool = True, in_background: bool = False
+    ) -> AsyncIterator[EngineClient]:
+        """The engine of a served model, held while the block runs, for the key `owner`.
 
-        Raises `ApiError`: 503 while it loads or the server drains, 429 if too many requests are here already.
+        As many `answers` are wanted of it, all `together` or as many at a time as it has slots; `in_background` when nothing
+        else waits. Raises `ApiError`: 503 while it loads or the server drains, 429 if too many requests are here already.
         """
         if self.draining:
             raise ApiError.unavailable("the server is stopping", 5.0)
-        inside = self._inside.get(name, 0)
-        if inside >= self._most:
-            raise ApiError(429, f"{inside} requests of {name} are here already", code="queue_full", retry_after_s=1.0)
-        self._inside[name] = inside + 1
-        try:
+        if answers > 1 and not together:
+            answers = min(answers, next((info.slots for info in self._host.loaded() if info.name == name), 1))
+        with self._seats[name].taken(owner, answers=answers, in_background=in_background):
             manager, client = await self._entered(name, self._settings.load_wait_s)
             try:
                 if self.draining:
@@ -90,8 +94,6 @@ class Engines:
                 yield client
             finally:
                 manager.__exit__(None, None, None)
-        finally:
-            self._inside[name] -= 1
 
     async def _entered(
         self, name: str, wait_s: float | None

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -56,6 +57,37 @@ class FileStore:
         self._folder = private_dir(folder)
         for left in self._folder.glob("part-*"):  # by a server that was killed
             left.unlink(missing_ok=True)
+        self._lock = threading.Lock()
+        self._sizes: dict[str, dict[str, int]] = {}
+        for path in self._folder.glob("file-*.json"):
+            if (file := self._read(path.stem)) is not None:
+                self.count(file.owner, file.id, file.bytes)
+
+    def take(self, owner: str, name: str, size: int, *, instead_of: str = "") -> None:
+        """`size` bytes of what an owner may have belong to something called `name`, which frees what it and `instead_of` had.
+
+        Raises `ApiError` where the owner has too much already, and changes nothing.
+        """
+        with self._lock:
+            own = self._sizes.setdefault(owner, {})
+            others = {other: bytes_ for other, bytes_ in own.items() if other not in (name, instead_of)}
+            if (name not in own and len(others) >= MAX_FILES) or sum(others.values()) + size > MAX_BYTES:
+                raise ApiError(
+                    429,
+                    f"at most {MAX_FILES} files of together {MAX_BYTES >> 20} MiB are kept: delete some",
+                    code="too_many_files",
+                )
+            self._sizes[owner] = {**others, name: size}
+
+    def count(self, owner: str, name: str, size: int) -> None:
+        """As `take`, for what is there already, however much it is."""
+        with self._lock:
+            self._sizes.setdefault(owner, {})[name] = size
+
+    def give_back(self, owner: str, name: str) -> None:
+        """What was called `name` is gone. Idempotent."""
+        with self._lock:
+            self._sizes.get(owner, {}).pop(name, None)
 
     def scratch(self) -> Path:
         """A new name for a file that is being received; it belongs to the caller."""
@@ -63,40 +95,43 @@ class FileStore:
 
     def keep(self, scratch: Path, start: int, end: int, *, filename: str, purpose: str, owner: str) -> StoredFile:
         """Bytes `start` to `end` of a received file become a stored one. Raises `ApiError` where the owner has too many."""
-        own = self.all(owner)
-        if len(own) >= MAX_FILES or sum(file.bytes for file in own) + end - start > MAX_BYTES:
-            raise ApiError(
-                429,
-                f"at most {MAX_FILES} files of together {MAX_BYTES >> 20} MiB are kept: delete some",
-                code="too_many_files",
-            )
         file = self._new(filename, purpose, owner, end - start)
-        with scratch.open("rb") as source, _created(self.path(file.id)) as target:
-            source.seek(start)
-            left = end - start
-            while left and (piece := source.read(min(left, 1 << 20))):
-                target.write(piece)
-                left -= len(piece)
-        self._note(file)
+        self.take(owner, file.id, file.bytes, instead_of=scratch.name)
+        try:
+            with scratch.open("rb") as source, _created(self.path(file.id)) as target:
+                source.seek(start)
+                left = end - start
+                while left and (piece := source.read(min(left, 1 << 20))):
+                    target.write(piece)
+                    left -= len(piece)
+            self._note(file)
+        except BaseException:
+            self.delete(file)
+            raise
         return file
 
     def adopt(self, path: Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """A file that was made here becomes a stored one."""
+        """A file that was made here becomes a stored one, and counts, however many its owner has."""
         file = self._new(filename, purpose, owner, path.stat().st_size)
+        self.count(owner, file.id, file.bytes)
         shutil.move(path, self.path(file.id))
         self._note(file)
         return file
 
     def get(self, file_id: str, owner: str) -> StoredFile:
         """Raises `ApiError` 404, also for a file of somebody else."""
+        file = self._read(file_id)
+        if file is None or file.owner != owner:
+            raise ApiError(404, f"there is no file {file_id[:64]!a}", code="file_not_found")
+        return file
+
+    def _read(self, file_id: str) -> StoredFile | None:
         try:
             if _ID.fullmatch(file_id):
-                file = StoredFile(**json.loads(self._note_path(file_id).read_text(encoding="utf-8")))
-                if file.owner == owner:
-                    return file
+                return StoredFile(**json.loads(self._note_path(file_id).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             pass
-        raise ApiError(404, f"there is no file {file_id[:64]!a}", code="file_not_found")
+        return None
 
     def all(self, owner: str) -> list[StoredFile]:
         """The owner's files, the newest first."""
@@ -112,6 +147,7 @@ class FileStore:
     def delete(self, file: StoredFile) -> None:
         self._note_path(file.id).unlink(missing_ok=True)
         self.path(file.id).unlink(missing_ok=True)
+        self.give_back(file.owner, file.id)
 
     def _new(self, filename: str, purpose: str, owner: str, size: int) -> StoredFile:
         return StoredFile(f"file-{secrets.token_hex(12)}", filename[:512], size, int(time.time()), purpose, owner)

@@ -57,7 +57,14 @@ class Generate(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[STATE]
         answers = [Answer() for _ in self._requests]
-        async with _listener(receive, self._engines) as listener, self._engines.use(self._model) as client:
+        engine = self._engines.use(
+            self._model,
+            exchange.key,
+            answers=len(self._requests),
+            together=self._stream,
+            in_background=all(request.priority == "batch" for request in self._requests),
+        )
+        async with _listener(receive, self._engines) as listener, engine as client:
             exchange.model = client.info.name
             shape = self._shape(client.info)
             try:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import mmap
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from edge_llm_batch.lines import MAX_LINE_BYTES
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from edge_llm_server.api_error import ApiError
@@ -20,6 +24,10 @@ from edge_llm_server.routes_openai import body_of
 from edge_llm_server.schemas import Body, Text, Word, at_most
 from edge_llm_server.service import Service
 from edge_llm_server.translate import checked
+
+MAX_UPLOADS = 4
+"""of a key at a time"""
+_PIECE_BYTES = 64 << 10
 
 
 class BatchBody(Body):
@@ -45,6 +53,7 @@ class ListQuery(BaseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
     run = service.engines.run
+    uploading: Counter[str] = Counter()
 
     def batches() -> Batches:
         if service.batches is None:
@@ -53,17 +62,27 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/files")
     async def upload(request: Request) -> Any:
-        store = batches().files
+        store, owner = batches().files, _owner(request)
+        if uploading[owner] >= MAX_UPLOADS:
+            raise ApiError.too_many(f"{MAX_UPLOADS} files of this key are being received", 1.0)
         scratch = store.scratch()
+        most = left = int(request.headers.get("content-length", service.settings.max_upload_bytes))
+        store.take(owner, scratch.name, most)
+        uploading[owner] += 1
         try:
             with scratch.open("xb", 0) as file:
                 scratch.chmod(0o600)
                 async for piece in request.stream():
+                    left -= len(piece)
+                    if left < 0:
+                        raise ApiError(413, f"the body has more than the {most} bytes that were announced")
                     await run(file.write, piece)
-            kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), _owner(request))
+            kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), owner)
             return kept.shown()
         finally:
+            uploading[owner] -= 1
             scratch.unlink(missing_ok=True)
+            store.give_back(owner, scratch.name)
 
     @routes.get("/v1/files")
     async def files(request: Request) -> Any:
@@ -76,8 +95,9 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Any:
         found = await run(batches().files.get, file_id, _owner(request))
-        data = await run(batches().files.path(found.id).read_bytes)
-        return Response(data, media_type="application/octet-stream")
+        file = await run(_opened, batches().files.path(found.id))
+        headers = {"content-length": str(os.fstat(file.fileno()).st_size)}
+        return StreamingResponse(_pieces(file, run), headers=headers, media_type="application/octet-stream")
 
     @routes.delete("/v1/files/{file_id}")
     async def delete(request: Request, file_id: str) -> Any:
@@ -114,6 +134,20 @@ def router(service: Service) -> APIRouter:
         return (await run(batches().cancel, batch_id, _owner(request))).shown()
 
     return routes
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb", 0)
+    except FileNotFoundError:
+        raise ApiError(404, "the file was deleted", code="file_not_found") from None
+
+
+async def _pieces(file: BinaryIO, run: Callable[..., Awaitable[Any]]) -> AsyncIterator[bytes]:
+    """What a file holds, no faster than it is taken."""
+    with file:
+        while piece := await run(file.read, _PIECE_BYTES):
+            yield piece
 
 
 def _owner(request: Request) -> str:

@@ -12,6 +12,7 @@ from edge_llm.engine.info import EngineInfo
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.embedding_shapes import OllamaEmbedBody, OllamaEmbedReply, check_dimensions, embedding_requests
+from edge_llm_server.exchange import STATE
 from edge_llm_server.fields import refusals
 from edge_llm_server.generate import Generate
 from edge_llm_server.ollama_bodies import NAMES, OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
@@ -51,7 +52,7 @@ def router(service: Service) -> APIRouter:
         body = await body_of(request, OllamaChatBody)
         name = engines.name_of(_untagged(body.model))
         if not body.messages:
-            return await _load(service, name, chat_words)
+            return await _load(service, name, request.scope[STATE].key, chat_words)
         with refusals(names=NAMES):
             requests = chat_requests(checked(ChatBody, body.as_chat()), caller_of(request, service))
         return _generate(service, name, body, requests, chat_words, "messages")
@@ -61,7 +62,7 @@ def router(service: Service) -> APIRouter:
         body = await body_of(request, OllamaGenerateBody)
         name = engines.name_of(_untagged(body.model))
         if not body.prompt:
-            return await _load(service, name, generate_words)
+            return await _load(service, name, request.scope[STATE].key, generate_words)
         caller = caller_of(request, service)
         with refusals(names={**NAMES, "messages": "prompt"}):
             fields = body.as_chat()
@@ -111,8 +112,8 @@ def _generate(service: Service, name: str, body: OllamaBody, requests: Any, word
     return Generate(service.engines, name, requests, shape, param=param, stream=streams, names=NAMES)
 
 
-async def _load(service: Service, name: str, words: Words) -> dict[str, Any]:
-    async with service.engines.use(name) as client:
+async def _load(service: Service, name: str, owner: str, words: Words) -> dict[str, Any]:
+    async with service.engines.use(name, owner) as client:
         return loaded(client.info.name, words)
 
 

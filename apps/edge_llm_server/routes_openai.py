@@ -69,7 +69,7 @@ def router(service: Service) -> APIRouter:
         body = await body_of(request, CompletionBody)
         name = engines.name_of(body.model)
         requests = completion_requests(body, caller_of(request, service))
-        echoes = await _echoes(service, name, body) if body.echo else ()
+        echoes = await _echoes(service, name, request.scope[STATE].key, body) if body.echo else ()
 
         def shape(info: EngineInfo) -> CompletionReply:
             return CompletionReply(
@@ -112,12 +112,12 @@ def _wants_usage(body: Generation) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage
 
 
-async def _echoes(service: Service, name: str, body: CompletionBody) -> tuple[str, ...]:
+async def _echoes(service: Service, name: str, owner: str, body: CompletionBody) -> tuple[str, ...]:
     """The prompt of each choice, as text."""
     given = prompts(body)
     texts = [prompt.get("text") for prompt in given]
     if None in texts:
-        async with service.engines.use(name) as client:
+        async with service.engines.use(name, owner) as client:
             for i, prompt in enumerate(given):
                 if texts[i] is None:
                     try:

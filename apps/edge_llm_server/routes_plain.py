@@ -65,7 +65,7 @@ def router(service: Service) -> APIRouter:
                 asked = EngineRequest(messages=tuple(map(message, body.messages)))
             else:
                 asked = EngineRequest(text=given[0])
-            async with engines.use(engines.name_of(body.model)) as client:
+            async with engines.use(engines.name_of(body.model), request.scope[STATE].key) as client:
                 async with long_texts if request.scope[STATE].bytes_in > _LONG_BYTES else short_texts:
                     tokens = await engines.run(client.tokenize, asked)
                 return {"tokens": tokens, "count": len(tokens), "max_model_len": client.info.context}
@@ -76,7 +76,7 @@ def router(service: Service) -> APIRouter:
     async def detokenize(request: Request) -> Any:
         body = await body_of(request, DetokenizeBody)
         try:
-            async with engines.use(engines.name_of(body.model)) as client:
+            async with engines.use(engines.name_of(body.model), request.scope[STATE].key) as client:
                 text = await engines.run(client.detokenize, body.tokens)
                 return {"content": text, "prompt": text}
         except EdgeLLMError as error:

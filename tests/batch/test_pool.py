@@ -122,3 +122,20 @@ def test_closing_ends_who_fills_it() -> None:
     pool.close()
     reader.join(WAIT)
     assert not reader.is_alive()
+
+
+def test_a_pool_that_is_emptied_gives_out_nothing_more() -> None:
+    pool = TaskPool(max_tasks=2)
+    reader = threading.Thread(target=pool.fill, args=([task("a"), task("b"), task("c"), task("d")],))
+    reader.start()
+
+    async def first() -> Task | None:
+        return await pool.get()
+
+    found = asyncio.run(first())
+    assert found is not None
+    assert found.key == "a"
+    pool.empty()
+    reader.join(WAIT)
+    assert not reader.is_alive()
+    assert emptied(pool) == ""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
+import socket
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from edge_llm_batch.lines import read_lines
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batches import Batches
 from edge_llm_server.exchange import Log
+from edge_llm_server.files import FileStore
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.multipart import read_form
+from edge_llm_server.routes_batches import _pieces
 
 from edge_llm.engine.client import ThreadClient
 from edge_llm.errors import StorageError
@@ -258,3 +265,215 @@ def test_what_is_no_form_is_a_400(body: bytes, kind: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         read_form(body, kind)
     assert caught.value.status == 400
+
+
+# --- how much a key may leave here ---
+
+
+def begin(client: openai.OpenAI, content: bytes) -> Any:
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"x\n" * 9, b"x\n" * 8 + b"x", b"\n" * 9 + b"x", b"x" * (3 << 20) + b"\n" + b" x \n\n" * 8],
+    ids=["lines", "no last end", "blank", "long and blank"],
+)
+def test_a_file_of_too_many_lines_is_no_batch(server: Running, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.batch.MAX_LINES", 8)
+    with client_of(server) as client:
+        with pytest.raises(openai.BadRequestError, match="at most 8 lines") as caught:
+            begin(client, content)
+        assert (caught.value.param, caught.value.code) == ("input_file_id", "too_many_lines")
+        batch = ended(client, begin(client, b"\n" * 8 + b"x\n" * 7 + b"x").id)
+        assert (batch.status, batch.request_counts.failed) == ("completed", 8)
+
+
+def test_results_count_and_end_a_batch_that_has_too_many(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_BYTES", 3000)
+    with client_of(server) as client:
+        batch = ended(client, begin(client, b"x\n" * 1000).id)
+        assert (batch.status, batch.request_counts.total) == ("failed", 1000)
+        assert "delete some" in batch.errors.data[0].message
+        errors = client.files.retrieve(batch.error_file_id)
+        assert 1000 < errors.bytes < 2000
+        assert len(client.files.content(errors.id).read().splitlines()) == batch.request_counts.failed < 10
+        with pytest.raises(openai.RateLimitError):
+            client.files.create(file=b"y" * 1000, purpose="batch")
+        client.files.delete(errors.id)
+        client.files.create(file=b"y" * 500, purpose="batch")
+
+
+def test_a_batch_needs_room_for_its_results(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_FILES", 2)
+    with client_of(server) as client:
+        ended(client, begin(client, b"x\n").id)
+        with pytest.raises(openai.RateLimitError, match="delete some"):
+            client.batches.create(
+                input_file_id=client.files.list().data[0].id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+            )
+
+
+def test_what_is_kept_counts_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_BYTES", 1000)
+    for size, fits in ((600, True), (600, False), (300, True)):
+        store = FileStore(tmp_path / "files")
+        scratch = store.scratch()
+        scratch.write_bytes(b"x" * size)
+        with contextlib.nullcontext() if fits else pytest.raises(ApiError):
+            store.keep(scratch, 0, size, filename="f", purpose="batch", owner="ann")
+        scratch.unlink()
+    assert sorted(file.bytes for file in store.all("ann")) == [300, 600]
+
+
+def test_reading_lines_ends_when_the_batch_is_cancelled(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled while its lines are counted, before any of them is answered."""
+    reached, go_on, read = threading.Event(), threading.Event(), []
+
+    def slow(stream: Any, job: bytes) -> Iterator[Any]:
+        for one in read_lines(stream, job):
+            read.append(one)
+            reached.set()
+            assert go_on.wait(30)
+            yield one
+
+    monkeypatch.setattr("edge_llm_batch.lines.read_lines", slow)
+    with client_of(server) as client:
+        batch_id = begin(client, b"x\n" * 1000).id
+        assert reached.wait(30)
+        assert client.batches.cancel(batch_id).status == "cancelling"
+        go_on.set()
+        batch = ended(client, batch_id)
+        assert (batch.status, batch.request_counts.completed, len(read)) == ("cancelled", 0, 1)
+
+
+def test_a_file_is_read_no_faster_than_it_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several readers that take nothing: what is read of the file for all of them is little, and the whole comes at last."""
+    content = os.urandom(24 << 20)
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    read, run = [], server.serving.engines.run
+
+    async def noted(work: Any, *arguments: Any) -> Any:
+        result = await run(work, *arguments)
+        if isinstance(result, bytes):
+            read.append(len(result))
+        return result
+
+    monkeypatch.setattr("edge_llm_server.routes_batches._pieces", lambda file, _run: _pieces(file, noted))
+    head = f"GET /v1/files/{file.id}/content HTTP/1.1\r\nHost: 127.0.0.1:{server.serving.port}\r\n"
+    head += f"Authorization: Bearer {'a' * 32}\r\nRange: bytes=0-3\r\n\r\n"
+    readers = []
+    for _ in range(3):
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        reader.connect(("127.0.0.1", server.serving.port))
+        reader.sendall(head.encode())
+        readers.append(reader)
+    until(lambda: len(read) >= 3)
+    settled(lambda: len(read))
+    assert max(read) <= 64 << 10
+    assert sum(read) < 3 * len(content) // 2
+    with http.client.HTTPResponse(readers[0]) as response:
+        response.begin()
+        assert (response.status, response.length) == (200, len(content))
+        assert response.read() == content
+    for reader in readers:
+        reader.close()
+    until(lambda: sum(entry.get("path", "").endswith("/content") for entry in server.log) == 3)
+
+
+def settled(number: Callable[[], int]) -> None:
+    """Returns when a number has not changed for a while."""
+    before = -1
+    while before != (now := number()):
+        before = now
+        time.sleep(0.3)
+
+
+def half_an_upload(server: Running, length: int, letter: str = "a") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.serving.port), timeout=30)
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nHost: 127.0.0.1:{server.serving.port}\r\nAuthorization: Bearer {letter * 32}\r\n"
+    )
+    head += f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + b"z" * (length // 2))
+    return connection
+
+
+def test_unfinished_uploads_are_few_and_count(server: Running, tmp_path: Path) -> None:
+    def parts() -> int:
+        return len(list((tmp_path / "batches").glob("part-*")))
+
+    with client_of(server) as ann, client_of(server, "b") as bob:
+        halves = [half_an_upload(server, 1000) for _ in range(4)]
+        until(lambda: parts() == 4)
+        with pytest.raises(openai.RateLimitError, match="are being received"):
+            ann.files.create(file=b"x", purpose="batch")
+        bob.files.create(file=b"x", purpose="batch")
+        for half in halves:
+            half.close()
+        until(lambda: parts() == 0)
+        ann.files.create(file=b"x", purpose="batch")
+
+
+def test_an_upload_needs_room_before_it_is_received(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_llm_server.files.MAX_BYTES", 10_000)
+    with client_of(server) as client:
+        half = half_an_upload(server, 9000)
+        until(lambda: len(list((tmp_path / "batches").glob("part-*"))) == 1)
+        with pytest.raises(openai.RateLimitError, match="delete some"):
+            client.files.create(file=b"y" * 2000, purpose="batch")
+        with half_an_upload(server, 9000) as other, http.client.HTTPResponse(other) as response:
+            response.begin()
+            assert response.status == 429, "its second half was never waited for"
+        half.close()
+        until(lambda: not list((tmp_path / "batches").glob("part-*")))
+        client.files.create(file=b"y" * 2000, purpose="batch")
+
+
+def test_an_upload_of_unknown_length_takes_the_room_of_the_longest(server: Running) -> None:
+    def form() -> Iterator[bytes]:
+        yield PURPOSE
+        yield FILE + b"--x--\r\n"
+
+    headers = {"authorization": f"Bearer {'a' * 32}", "content-type": BOUNDARY.decode()}
+    for owned, status in ((0, 200), ((1 << 30) - (63 << 20), 429)):
+        assert server.serving._batches is not None
+        server.serving._batches.files.count("ann", "other", owned)
+        assert httpx.post(f"{server.url}/v1/files", content=form(), headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("turn_s", [0.0, 3600.0])
+def test_batches_of_several_keys_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn_s: float) -> None:
+    """Ann's first batch and her second, then Bob's: his is done before her first one where turns are short."""
+    monkeypatch.setattr("edge_llm_server.batches.TURN_S", turn_s)
+    gate, done = Gate(slots=1), []
+    finish = Batches._finish
+
+    def noted(self: Batches, batch: Any, status: str, **known: Any) -> None:
+        done.append((batch.owner, status))
+        finish(self, batch, status, **known)
+
+    monkeypatch.setattr(Batches, "_finish", noted)
+    with (
+        running(gate, batches=tmp_path / "batches", keys=KEYS) as server,
+        client_of(server) as ann,
+        client_of(server, "b") as bob,
+    ):
+        first = begin(ann, jsonl(*map(line, range(12))))
+        until(lambda: bool(server.cores) and server.core.free_slots == 0)
+        others = [begin(ann, jsonl(line(1))), begin(bob, jsonl(line(1), line(2)))]
+        gate.open()
+        batches = [ended(ann, first.id), ended(ann, others[0].id), ended(bob, others[1].id)]
+        assert [one.request_counts.completed for one in batches] == [12, 1, 2]
+        answers = [json.loads(one) for one in ann.files.content(batches[0].output_file_id).read().splitlines()]
+        assert sorted(one["custom_id"] for one in answers) == sorted(f"q{i}" for i in range(12)), "each once"
+    short = [("bob", "completed"), ("ann", "completed"), ("ann", "completed")]
+    long = [("ann", "completed"), ("bob", "completed"), ("ann", "completed")]
+    assert done == (long if turn_s else short)
