@@ -146,7 +146,7 @@ def _nothing_left(server: Running) -> None:
     engines, core = server.serving.engines, server.core
     _until(lambda: not core.has_work, "requests")
     _until(lambda: core.free_slots == core.cache.slots, "slots")
-    _until(lambda: not engines._handles and not any(engines._inside.values()), "answers")
+    _until(lambda: not engines._handles and all(seats.empty for seats in engines._seats.values()), "answers")
     _until(lambda: not server.serving._servers[0].server_state.tasks, "tasks")
     _until(lambda: not server.serving._servers[0].server_state.connections, "connections")
 
