@@ -103,13 +103,14 @@ def report(error: EdgeLLMError) -> None:
 
 
 def agreed(question: str) -> bool:
-    """Whether the person at the terminal says yes."""
+    """Whether the person at the terminal says yes. Raises `KeyboardInterrupt` for Ctrl-C, and where there is no answer."""
     import typer
 
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
-        return False
+        note("")  # the line of the question is still open
+        raise KeyboardInterrupt from None
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> None:

@@ -56,7 +56,12 @@ class Program(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             with failures_reported():
-                code = super().main(*args, **{**options, "standalone_mode": False})
+                try:
+                    code = super().main(*args, **{**options, "standalone_mode": False})
+                except SystemExit as end:  # typer's own answer to help that nobody reads any more
+                    if isinstance(end.__context__, BrokenPipeError):
+                        raise end.__context__ from None
+                    raise
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's usage errors have it, whatever they are derived from
                 raise

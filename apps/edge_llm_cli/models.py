@@ -67,7 +67,7 @@ def _weights(source: SourceSpec) -> str:
     return ", ".join(f"{n} {kind} ({source.fidelity.get(kind, '?')})" for kind, n in source.tensor_types.items())
 
 
-@app.command("list")
+@app.command("list", short_help="Show what is installed, and what can be pulled.")
 def list_(as_json: JsonOption = False) -> None:
     """Show the installed models, and those of the catalog that can be pulled."""
     from edge_llm.install import catalog

@@ -68,6 +68,8 @@ def serve(
         float | None,
         typer.Option(
             metavar="HOURS",
+            min=0.01,
+            max=8760,
             help="Every so often compare what the models say with what they said at import; default: never.",
         ),
     ] = None,

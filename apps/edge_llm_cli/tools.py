@@ -95,7 +95,9 @@ def ask(approval: Approval) -> Decision:
             return Decision.NO
         source, screen = streams
         changed = " (which has changed since you allowed it)" if approval.changed else ""
-        screen.write(f"The model asks to run {approval.tool.name}{changed}, which may {approval.permission}, with\n")
+        screen.write(
+            f"The model asks to run {approval.tool.name}{changed}. {approval.permission.sentence} It would be given\n"
+        )
         screen.write(f"  {approval.arguments}\n")
         screen.write("Allow it? [y] once, [a] in this chat, [n] no (default), [never]: ")
         screen.flush()

@@ -14,6 +14,8 @@ _OPTIONS: Mapping[str, str] = {
     "kv_type": "--kv-dtype",
     "speculation": "--speculate",
     "dry_sequence_breakers": "--dry-breaker",
+    "keep_alive_s": "--keep-alive",
+    "grace_s": "--grace",
 }
 """options that are not called like their setting"""
 _SETTING = re.compile(r"^(each text of )?([a-z]+(?:_[a-z]+)*)( \(argument\))? (?=must |may )")

@@ -22,6 +22,18 @@ class Permission(StrEnum):
     EXEC = "exec"
     """start programs, reach other machines"""
 
+    @property
+    def sentence(self) -> str:
+        """What whoever is asked is told of it."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Permission.READ: "It changes nothing.",
+    Permission.WRITE: "It may change things.",
+    Permission.EXEC: "It may start programs and reach other machines.",
+}
+
 
 class Decision(StrEnum):
     ONCE = "once"

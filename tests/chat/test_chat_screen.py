@@ -418,6 +418,24 @@ def test_sampling_of_a_chat() -> None:
     run(body, backend)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (40, 12)])
+def test_enter_keeps_what_was_typed_before_it_however_fast(size: tuple[int, int]) -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        for value in ("99", "0.3"):
+            await pilot.press("f3")
+            await dialog(pilot, SettingsScreen)
+            pilot.app.screen.query_one("#temperature", Input).value = ""
+            for key in (*value, "enter"):
+                pilot.app.simulate_key(key)
+            if value == "99":
+                await wait_until(lambda: "temperature must" in shown(pilot), pilot)
+                await pilot.press("escape")
+            await closed(pilot)
+        assert screen_of(pilot).conversation.parameters == {"temperature": 0.3}
+
+    run(body, FakeBackend(), size)
+
+
 def test_sampling_tells_what_a_line_means_however_narrow_it_is() -> None:
     help_of_seed = "the same seed gives the same answer"
 

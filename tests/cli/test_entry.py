@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +49,19 @@ def test_help_into_a_full_disk_is_one_line(option: str) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(b"error: No space left on device")
     assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_that_nobody_reads_is_no_failure(option: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", ENTRY, option], stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_a_chat_without_standard_input_ends() -> None:

@@ -184,9 +184,12 @@ def test_rm_asks_before_it_deletes(invoke, gguf: Path, monkeypatch: pytest.Monke
     refused = invoke("models", "rm", "mine")
     assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "hint: edge-llm models rm mine --yes")
     monkeypatch.setattr(console, "is_terminal", lambda stream: True)
-    for said in ("n\n", "\n", ""):
+    for said in ("n\n", "\n"):
         assert invoke("models", "rm", "mine", piped=said).exit_code == 0
         assert ModelStore().has("mine")
+    left = invoke("models", "rm", "mine", piped="")
+    assert (left.exit_code, left.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert ModelStore().has("mine")
     agreed = invoke("models", "rm", "mine", piped="y\n")
     assert "[y/N]" in agreed.stderr
     assert not ModelStore().has("mine")

@@ -155,5 +155,7 @@ def on_a_terminal(typed: str) -> str:
 )
 def test_a_person_is_asked_with_all_arguments(typed: str, result: str) -> None:
     seen = on_a_terminal(typed)
-    assert 'The model asks to run calculator, which may read, with\n  {"expression": "6  *  7"}\n' in seen
+    assert (
+        'The model asks to run calculator. It changes nothing. It would be given\n  {"expression": "6  *  7"}\n' in seen
+    )
     assert result in seen

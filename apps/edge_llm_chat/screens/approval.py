@@ -14,14 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from edge_llm.text.terminal import clean, clean_line
-from edge_llm.toolbox.approval import Approval, Decision, Permission
+from edge_llm.toolbox.approval import Approval, Decision
 from edge_llm_chat.screens.shown import WIDE
-
-_MAY = {
-    Permission.READ: "It changes nothing.",
-    Permission.WRITE: "It may change things.",
-    Permission.EXEC: "It may start programs and reach other machines.",
-}
 
 
 class ApprovalScreen(ModalScreen[None]):
@@ -47,7 +41,7 @@ class ApprovalScreen(ModalScreen[None]):
             dialog.border_title = "The model asks to run a tool"
             yield Static(
                 Content.assemble(
-                    (clean_line(asked.tool.name), "bold"), "  ", (_MAY[asked.permission], "$foreground-muted")
+                    (clean_line(asked.tool.name), "bold"), "  ", (asked.permission.sentence, "$foreground-muted")
                 ),
                 markup=False,
             )

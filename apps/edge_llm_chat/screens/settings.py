@@ -24,7 +24,7 @@ class SettingsScreen(ModalScreen[dict[str, float | int] | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="settings.back"),
-        Binding("enter", "keep", "Keep", id="settings.keep", priority=True),
+        Binding("enter", "keep", "Keep", id="settings.keep"),
         # priority: in a low window the dialog itself would scroll by them
         Binding("down", "app.focus_next", "Next", id="settings.down", priority=True),
         Binding("up", "app.focus_previous", "Previous", id="settings.up", priority=True),
@@ -51,13 +51,22 @@ class SettingsScreen(ModalScreen[dict[str, float | int] | None]):
         if event.widget.id in parameters.BY_NAME:
             self.query_one("#about", Static).update(parameters.BY_NAME[event.widget.id].help)
 
+    def _tell(self, wrong: Content) -> None:
+        """In a narrow window, where the help of a line is otherwise."""
+        self.query_one("#about" if self.has_class("-narrow") else "#wrong", Static).update(wrong)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Enter, after all keys before it: a binding with priority would overtake them."""
+        event.stop()
+        self.action_keep()
+
     def action_keep(self) -> None:
         values: dict[str, float | int] = {}
         try:
             for parameter in PARAMETERS:
                 values = parameters.changed(values, parameter.name, self.query_one(f"#{parameter.name}", Input).value)
         except ParameterError as error:
-            self.query_one("#wrong", Static).update(Content.styled(clean_line(str(error)), "$text-error"))
             self.query_one(f"#{parameter.name}", Input).focus()
+            self.call_after_refresh(self._tell, Content.styled(clean_line(str(error)), "$text-error"))
             return
         self.dismiss(values)
