@@ -6,6 +6,8 @@ the activation can be held to what float32 promises.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import shutil
 from collections.abc import Container
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 from onnx import helper
 
 from edge_llm.export.graph_rewriter import GraphRewriter
-from edge_llm.model.manifest import GRAPH_NAME, ModelManifest
+from edge_llm.model.manifest import GRAPH_NAME, MANIFEST_NAME, FileSpec, ModelManifest
 
 
 class _EveryName:
@@ -36,5 +38,9 @@ def write_exact_ring(folder: Path, target: Path) -> Path:
     )
     model = helper.make_model(graph, opset_imports=source.opset_import, ir_version=source.ir_version)
     shutil.copytree(folder, target)
-    (target / GRAPH_NAME).write_bytes(model.SerializeToString())
+    data = model.SerializeToString()
+    (target / GRAPH_NAME).write_bytes(data)
+    manifest = ModelManifest.read(target)
+    files = {**manifest.files, GRAPH_NAME: FileSpec(len(data), hashlib.sha256(data).hexdigest())}
+    (target / MANIFEST_NAME).write_text(dataclasses.replace(manifest, files=files).to_json(), "utf-8")
     return target
