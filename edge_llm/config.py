@@ -216,9 +216,8 @@ def _suggestion(name: str) -> str:
 
 
 def _from_profile() -> dict[str, int]:
-    from edge_llm.profile import (
-        read_profile,
-    )  # it knows of settings, and hardly any other import of this module needs it
+    # it knows of settings, and hardly any other import of this module needs it
+    from edge_llm.profile import read_profile
 
     try:
         profile = read_profile()

@@ -72,6 +72,11 @@ def _socket(name: str) -> Path:
     return path
 
 
+def private_cache(name: str) -> Path:
+    """The folder `name` of the cache folder, both made if need be and only their owner's. Raises `StorageError`."""
+    return private_dir(private_dir(cache_dir()) / name)
+
+
 def private_dir(path: Path) -> Path:
     """Create `path` (0700) if missing and give it back once it is a real folder that only its owner can use.
 

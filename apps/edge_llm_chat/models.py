@@ -28,7 +28,7 @@ def choices() -> list[ModelChoice]:
             manifest = ModelManifest.read(store.path(name))
         except EdgeLLMError:
             continue  # a damaged model is no choice; `edge-llm models list` tells of it
-        row = cache_geometry(manifest).row_bytes(KvType.INT8 if manifest.kv_type == "int8" else KvType.F32)
+        row = cache_geometry(manifest).row_bytes(KvType[manifest.kv_type.upper()])
         memory = store.size(name) + row * default_context(manifest.dimensions.context, row) + _PROGRAM_BYTES
         size = f"{store.size(name) / 1e6:,.0f} MB installed"
         found.append(ModelChoice(name, _detail(size, memory, manifest.dimensions.context), store.size(name)))

@@ -25,10 +25,9 @@ from edge_llm.errors import KernelError, ParameterError, SessionError, StorageEr
 from edge_llm.kernels.layout import CACHE_VERSION, KvType
 from edge_llm.kernels.warmup import KernelLibrary, load_kernels
 from edge_llm.kernels.warmup import fingerprint as kernel_fingerprint
-from edge_llm.model.digest_index import DigestIndex
 from edge_llm.model.manifest import GRAPH_NAME, TOKENIZER_NAME, WEIGHTS_NAME, ModelManifest
 from edge_llm.model.session import Session
-from edge_llm.model.verify import require_intact
+from edge_llm.model.verify import verified_manifest
 from edge_llm.sampling.sampler import Kernels, Sampler
 
 _PARKED = 4
@@ -50,7 +49,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     all of it. Raises `ModelFormatError`, `IntegrityError` for a damaged model, `ParameterError` for a config that the model
     cannot follow, `StorageError`, `KernelError` and `SessionError`.
     """
-    manifest = ModelManifest.read(require_intact(folder, progress, digests=True, known=DigestIndex()))
+    manifest = verified_manifest(folder, progress)
     threads = min(config.threads or default_threads(), len(machine.usable_cpus()))
     kernels, missing = _kernels(progress)
     notices: list[str] = []
@@ -91,7 +90,7 @@ def _ring_engine(
     notices: list[str],
     progress: Progress | None,
 ) -> EngineCore:
-    kv_type = _kv_type(config.kv_type or manifest.kv_type)
+    kv_type = KvType[(config.kv_type or manifest.kv_type).upper()]
     draft_model = open_draft_model(manifest, config, kernels, threads, notices, progress)
     intake, cache = intake_and_cache(folder, manifest, config, kernels, kv_type, draft_model)
     try:
@@ -190,15 +189,15 @@ def open_draft_model(
     progress: Progress | None,
 ) -> DraftModel | None:
     """The model that the config wants drafts of, in the ring layout; None if it wants none, or they cannot be had here, which
-    goes to `notices`. Raises `ParameterError` for one with another tokenizer, and what `resolve`, `require_intact` and
-    `Session` raise."""
+    goes to `notices`. Raises `ParameterError` for one with another tokenizer, and what `resolve`, `verified_manifest`
+    and `Session` raise."""
     if config.draft_model is None:
         return None
     if not isinstance(kernels, KernelLibrary):
         notices.append(f"there are no drafts of {config.draft_model}: the fast kernels do not run here")
         return None
     folder = draft_folder(config.draft_model, progress)
-    draft = ModelManifest.read(require_intact(folder, progress, digests=True, known=DigestIndex()))
+    draft = verified_manifest(folder, progress)
     if draft.files[TOKENIZER_NAME].sha256 != manifest.files[TOKENIZER_NAME].sha256:
         raise ParameterError(
             f"{draft.name} cannot draft for {manifest.name}: they have different tokenizers",
@@ -212,7 +211,7 @@ def open_draft_model(
         cache_geometry(draft),
         slots=SLOTS,
         context=min(config.context or MOST_DEFAULT_CONTEXT, draft.dimensions.context),
-        kv_type=_kv_type(draft.kv_type),
+        kv_type=KvType[draft.kv_type.upper()],
         max_chunk=CHUNK,
     )
     try:
@@ -244,10 +243,6 @@ def draft_folder(model: str, progress: Progress | None = None) -> Path:
     from edge_llm.install.importer import resolve  # names are the affair of the layer above
 
     return resolve(model, progress) if progress else resolve(model)
-
-
-def _kv_type(name: str) -> KvType:
-    return KvType.INT8 if name == "int8" else KvType.F32
 
 
 def told(notices: list[str]) -> str:

@@ -37,7 +37,7 @@ from edge_llm.model.static_folder import (
     StaticManifest,
 )
 from edge_llm.model.static_session import StaticSession, golden_logits
-from edge_llm.model.verify import FileState, check_files, file_spec, require_intact
+from edge_llm.model.verify import FileState, check_files, file_spec, verified_manifest
 
 Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
@@ -61,8 +61,8 @@ def static_form(
     Raises `StorageError` for a disk that cannot take it, `ModelFormatError` for a model that has no static form,
     `IntegrityError` for a damaged one: it would be found for the sound one as well.
     """
-    require_intact(folder, progress, digests=True, known=DigestIndex())
-    root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "static")
+    verified_manifest(folder, progress)
+    root = paths.private_cache("static")
     target = root / _name(manifest, form)
     with contextlib.suppress(ModelFormatError, OSError):
         _require_whole(target)

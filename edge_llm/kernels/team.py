@@ -31,8 +31,14 @@ _RESTS = 1024
 
 
 @numba.njit(inline="always")
+def _place(workspace: Any, number: int) -> int:
+    """Address of the record of a phase."""
+    return workspace[Workspace.PHASES] + _WORD * PHASE_FIELDS * number
+
+
+@numba.njit(inline="always")
 def _phase(workspace: Any, number: int) -> Any:
-    return i64_at(workspace[Workspace.PHASES] + _WORD * PHASE_FIELDS * number, PHASE_FIELDS)
+    return i64_at(_place(workspace, number), PHASE_FIELDS)
 
 
 @numba.njit(inline="always")
@@ -106,9 +112,9 @@ def run_phases(context: int, workspace: Any, address: int, parallel_for: int) ->
 
 
 @numba.njit(inline="always")
-def _work(workspace: Any, number: int, place: int, member: int) -> None:
+def _work(workspace: Any, number: int, member: int) -> None:
     """Do items of phase `number` until all are claimed: those of the thread's own share first, then others'."""
-    phase = _phase(workspace, number)
+    phase, place = _phase(workspace, number), _place(workspace, number)
     count, shares = phase[Phase.COUNT], _shares(workspace)
     for i in range(shares):
         share = (member + i) % shares
@@ -127,10 +133,10 @@ def _work(workspace: Any, number: int, place: int, member: int) -> None:
 
 
 @numba.njit(inline="always")
-def _wait(workspace: Any, number: int, place: int, member: int) -> None:
+def _wait(workspace: Any, number: int, member: int) -> None:
     """Wait for the items that others have begun; meanwhile ask for the weights that this thread will read next."""
     phase = _phase(workspace, number)
-    count, done = phase[Phase.COUNT], place + _WORD * Phase.DONE
+    count, done = phase[Phase.COUNT], _place(workspace, number) + _WORD * Phase.DONE
     if load_shared(done) >= count:
         return
     if phase[Phase.WARM] != 0:
@@ -154,9 +160,8 @@ def team_run(address: int, member: int) -> None:
     workspace = i64_at(address, WORKSPACE_FIELDS)
     number, phases = 0, workspace[Workspace.PHASE_COUNT]
     while number < phases:
-        place = workspace[Workspace.PHASES] + _WORD * PHASE_FIELDS * number
-        _work(workspace, number, place, member)
-        _wait(workspace, number, place, member)
+        _work(workspace, number, member)
+        _wait(workspace, number, member)
         number += 1 + _phase(workspace, number)[Phase.LINKS]
 
 

@@ -116,8 +116,7 @@ def fingerprint() -> str:
 def _cache_folder() -> Path | None:
     """The private folder for this fingerprint, or None (with one warning) where none can be had."""
     try:
-        root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "kernels")
-        return paths.private_dir(root / fingerprint())
+        return paths.private_dir(paths.private_cache("kernels") / fingerprint())
     except (StorageError, OSError) as error:  # OSError: the home folder cannot even be looked up
         warnings.warn(
             f"compiled kernels are not kept, so every start compiles them again: {error}", RuntimeWarning, stacklevel=3

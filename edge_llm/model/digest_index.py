@@ -31,18 +31,16 @@ class DigestIndex:
     def __init__(self) -> None:
         self.root: Path | None = None
         with contextlib.suppress(StorageError):
-            self.root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "digests")
+            self.root = paths.private_cache("digests")
 
     def sha256(self, file: IO[bytes], advance: Callable[[int], None] | None = None) -> str:
         """Of an open file: as it was found before, if it is unchanged, else by reading it, which tells `advance` the bytes."""
         info = os.fstat(file.fileno())  # before it is read: what changes meanwhile is no longer this
         if known := self._get(info):
             return known
-        settled = (
-            time.time_ns() - max(info.st_mtime_ns, info.st_ctime_ns) > _SETTLED_NS
-        )  # now, however long reading takes
+        age_ns = time.time_ns() - max(info.st_mtime_ns, info.st_ctime_ns)  # now, however long reading takes
         sha256 = file_sha256(file, advance)
-        if settled:
+        if age_ns > _SETTLED_NS:
             self._put(info, sha256)
         return sha256
 

@@ -32,6 +32,7 @@ _WRITERS = {"logits": ("BlockLinear",), "hidden": ("RmsNorm", "AddRmsNorm")}
 class Wires:
     """One node: its op, the names that it reads and writes, and its attributes that are whole numbers."""
 
+    domain: str
     op: str
     inputs: Sequence[str]
     outputs: Sequence[str]
@@ -39,33 +40,23 @@ class Wires:
 
 
 def find_fault(nodes: Iterable[Wires], constants: Collection[str], manifest: ModelManifest) -> str | None:
-    """What is wrong with the nodes of a graph, in their order, or None."""
+    """What is wrong with the nodes of a graph, all of known ops, in their order; or None."""
+    size = manifest.dimensions
+    heads = {"heads": size.heads, "kv_heads": size.kv_heads, "head_dim": size.head_dim}
     taken = {*constants, *(name for reads in _READS.values() for name in reads)}
     results: dict[str, str] = {}
     layers: list[object] = []
     for node in nodes:
-        # what Concat joins is checked with its kind
-        reads = (RESULT,) * len(node.inputs) if node.op == "Concat" else _READS[node.op]
-        needed = len(reads) - reads.count(MAYBE)
-        if not needed <= len(node.inputs) <= len(reads) or len(node.outputs) != (2 if node.op == "AddRmsNorm" else 1):
-            return f"{node.op} has {len(node.inputs)} inputs and {len(node.outputs)} outputs"
-        for name, read in zip(node.inputs, reads, strict=False):
-            there = (
-                name in results if read == RESULT else name in constants if read in (CONSTANT, MAYBE) else name == read
-            )
-            if not there:
-                return f"{node.op} reads {name!r} where {read} is expected"
+        if fault := _reading_fault(node, results, constants):
+            return fault
+        if len(node.outputs) != (2 if node.op == "AddRmsNorm" else 1):
+            return f"{node.op} has {len(node.outputs)} outputs"
         for name in node.outputs:
             if not name or name in taken or name in results:
                 return f"{node.op} writes {name!r}, which is something else"
             results[name] = node.op
         if node.op == "RingAttention":
-            size = manifest.dimensions
-            if [node.numbers.get(name) for name in ("heads", "kv_heads", "head_dim")] != [
-                size.heads,
-                size.kv_heads,
-                size.head_dim,
-            ]:
+            if not heads.items() <= node.numbers.items():
                 return "RingAttention has other heads than the manifest"
             layers.append(node.numbers.get("layer"))
     if layers != list(range(len(manifest.layers))):
@@ -73,4 +64,23 @@ def find_fault(nodes: Iterable[Wires], constants: Collection[str], manifest: Mod
     for name, writers in _WRITERS.items():
         if results.get(name) not in writers:
             return f"{name!r} is no result of {' or '.join(writers)}"
+    return None
+
+
+def _reading_fault(node: Wires, results: Mapping[str, str], constants: Collection[str]) -> str | None:
+    """What is wrong with the inputs of a node, and with how a stock op takes them: where nothing can grow."""
+    if node.op == "Concat":
+        products = all(results.get(name) == "BlockLinear" for name in node.inputs)
+        if node.numbers != {"axis": 1} or len(set(node.inputs)) != len(node.inputs) or not products:
+            return "Concat joins something else than matrix products, side by side"
+        return None
+    if node.op == "Gather" and node.numbers != {"axis": 0}:
+        return "Gather takes something else than rows"
+    reads = _READS[node.op]
+    if not len(reads) - reads.count(MAYBE) <= len(node.inputs) <= len(reads):
+        return f"{node.op} has {len(node.inputs)} inputs"
+    known: Mapping[str, Collection[str]] = {RESULT: results, CONSTANT: constants, MAYBE: constants}
+    for name, read in zip(node.inputs, reads, strict=False):
+        if name not in known.get(read, (read,)):
+            return f"{node.op} reads {name!r} where {read} is expected"
     return None

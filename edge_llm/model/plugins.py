@@ -143,7 +143,7 @@ def compiled_folder(plugin: Plugin, device: Any, static_folder: Path, sizes: obj
     shape = [device.ep_metadata.get("version"), version(plugin), python_onnxruntime().__version__, sizes]
     digest = hashlib.blake2b(json.dumps([*shape, dict(plugin.options)]).encode(), digest_size=8).hexdigest()
     with contextlib.suppress(StorageError):
-        root = paths.private_dir(paths.private_dir(paths.cache_dir()) / "providers")
+        root = paths.private_cache("providers")
         folder = paths.private_dir(root / f"{plugin.name}-{static_folder.name}-{digest}")
         with contextlib.suppress(OSError):
             os.utime(folder)

@@ -65,19 +65,30 @@ def verify(
 
     Raises `ModelFormatError` if there is no sound manifest.
     """
-    manifest = ModelManifest.read(folder)
+    return _report(folder, ModelManifest.read(folder), progress, digests=digests, known=known)
+
+
+def _report(
+    folder: Path, manifest: ModelManifest, progress: Progress | None, *, digests: bool, known: DigestIndex | None
+) -> VerifyReport:
     files = check_files(folder, manifest.files, progress, digests=digests, known=known)
     listed = {*manifest.files, MANIFEST_NAME, GOLDEN_NAME}
     extra = tuple(sorted(entry.name for entry in folder.iterdir() if entry.name not in listed))
     return VerifyReport(manifest.name, folder, files, extra, digests)
 
 
-def require_intact(
-    folder: Path, progress: Progress | None = None, *, digests: bool = False, known: DigestIndex | None = None
-) -> Path:
+def require_intact(folder: Path, progress: Progress | None = None, *, digests: bool = False) -> Path:
     """`folder` itself. Raises `IntegrityError` naming the faults that `verify` finds."""
-    verify(folder, progress, digests=digests, known=known).raise_if_damaged()
+    verify(folder, progress, digests=digests).raise_if_damaged()
     return folder
+
+
+def verified_manifest(folder: Path, progress: Progress | None = None) -> ModelManifest:
+    """The manifest of a folder whose files are what it says, by their digests; those that were read before in this state are
+    not read again. Raises `ModelFormatError` and `IntegrityError`."""
+    manifest = ModelManifest.read(folder)
+    _report(folder, manifest, progress, digests=True, known=DigestIndex()).raise_if_damaged()
+    return manifest
 
 
 def check_files(

@@ -21,7 +21,7 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.child_process import clean_environment
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, InputError
 from edge_llm_chat.running_server import answers
-from edge_llm_chat.web.processes import python_command
+from edge_llm_chat.web.processes import python_command, see_end
 
 _END_S = 15.0
 """more than the server's own grace"""
@@ -79,12 +79,7 @@ class EngineServer:
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            try:
-                async with asyncio.timeout(_END_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await see_end(process, _END_S)
         self.socket.unlink(missing_ok=True)
 
 

@@ -16,6 +16,7 @@ from textual_serve.download_manager import DownloadManager
 
 from edge_llm.text.terminal import clean
 from edge_llm_chat.paste import MOST_PASTED
+from edge_llm_chat.web.processes import see_end
 
 GRACE_S = 4.0
 """how long a chat may take to end before it is killed"""
@@ -115,7 +116,7 @@ class Session(AppService):
                     await self._show(payload)
                 elif kind == b"M" and payload == _EXIT:
                     break
-        await _end(process)
+        await see_end(process, GRACE_S)
         if process.returncode:
             told = await words or f"The chat has ended by a fault (exit code {process.returncode})"
             await self._show((_CLEARED + told.replace("\n", "\r\n")).encode())
@@ -134,7 +135,7 @@ class Session(AppService):
             async with asyncio.timeout(GRACE_S):
                 await self.send_meta({"type": "quit"})
                 await asyncio.shield(self._task)
-        await _end(self._process, grace_s=0.0)
+        await see_end(self._process, 0.0)
         await self._task
 
 
@@ -162,17 +163,6 @@ def screen_environment(width: int, height: int) -> dict[str, str]:
         "COLUMNS": str(width),
         "ROWS": str(height),
     }
-
-
-async def _end(process: Process, grace_s: float = GRACE_S) -> None:
-    """Wait for the end of a process; kill it if that does not come."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(grace_s):
-            await process.wait()
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 async def _last_words(stream: asyncio.StreamReader) -> str:
