@@ -223,6 +223,7 @@ def open_draft_model(
             max_rows=CHUNK,
             threads=threads,
             takes_turns=True,
+            spin_us=config.spin_us,
         )
     except BaseException:
         cache.close()
