@@ -32,7 +32,7 @@ from edge_llm.model.custom_ops import Kernels, SessionOps
 from edge_llm.model.graph_check import check_graph
 from edge_llm.model.manifest import GRAPH_NAME, ModelManifest
 from edge_llm.model.ort_capi import ApiEntry, ElementType, OrtApi, encode_path, environment, ort_api
-from edge_llm.model.rope import rope_rows
+from edge_llm.model.rope import RopeRows
 from edge_llm.model.step import Step
 
 _Tensor = tuple[np.ndarray, tuple[int, ...], ElementType]
@@ -92,6 +92,7 @@ class Session:
 
         self._ids = np.zeros(max_rows, np.int64)
         self._segments = np.zeros(4 * max_rows, np.int32)
+        self._rope_rows = RopeRows(manifest.rope)
         self._tables = len(manifest.rope)
         self._rotary_dim = manifest.rope[0].rotary_dim if manifest.rope else 0
         self._rope = np.zeros(max(2 * self._tables * max_rows * self._rotary_dim, 1), np.float32)
@@ -165,10 +166,10 @@ class Session:
         """Each row's own entries, and where a row has slid those of its queries against sinks: as if it were the last
         row that attends to everything (StreamingLLM, arXiv:2309.17453: positions inside the cache)."""
         entries = self._rope[: 2 * self._tables * len(positions) * self._rotary_dim]
-        own, sink = np.split(entries.reshape(2 * self._tables, len(positions), self._rotary_dim), 2)
-        rope_rows(self.manifest.rope, positions, out=own)
+        own, sink = entries.reshape(2, self._tables, len(positions), self._rotary_dim)
+        self._rope_rows.fill(positions, own)
         if positions.max() >= self._cache.sink_context:
-            rope_rows(self.manifest.rope, np.minimum(positions, self._cache.sink_context - 1), out=sink)
+            self._rope_rows.fill(np.minimum(positions, self._cache.sink_context - 1), sink)
 
     def _binding(self, rows: int, segments: int, logit_rows: int) -> _Binding:
         """The IO binding for these shapes; decode steps of one conversation use the same one for ever."""

@@ -17,7 +17,7 @@ from edge_llm.engine.host import usual_bytes
 from edge_llm.engine.request import Request
 from edge_llm.errors import ParameterError, SessionError
 from edge_llm.kernels.warmup import KernelLibrary
-from edge_llm.messages import Finished, TextDelta
+from edge_llm.messages import Finished, TextDelta, TokenInfo
 from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
 from tests.conftest import export
@@ -263,9 +263,12 @@ def test_real_answers_are_the_ones_without_it(tiny_folder: Path, smaller: Path, 
 
 
 def test_it_drafts_for_the_static_layout_too(tiny_folder: Path, kernels: KernelLibrary) -> None:
-    """Which is another rounding of the same model: most drafts are right."""
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    answers = []
+    """Which is another rounding of the same model: most drafts are right. ONNX Runtime may round several rows otherwise than one
+    (docs/providers.md), so the answers may part where two tokens are about as good as each other, and only there.
+    """
+    rounding = 0.2  # where it turns a quantised activation to its neighbour
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=True, top_logprobs=2)
+    answers: list[list[TokenInfo]] = []
     for speculation in ("off", f"draft:{tiny_folder}"):
         core = open_engine(tiny_folder, CONFIG.with_options(layout="static", speculation=speculation))
         if core.intake.draft_model is not None:
@@ -273,13 +276,18 @@ def test_it_drafts_for_the_static_layout_too(tiny_folder: Path, kernels: KernelL
         events: list[object] = []
         core.enqueue(core.prepare(Request.completion("one two three", params), events.append))
         run(core)
-        answers.append(events[-1])
+        answers.append([token for event in events if isinstance(event, TextDelta) for token in event.tokens])
+        last = events[-1]
         core.close()
-    without, drafted = answers
-    assert isinstance(without, Finished)
-    assert isinstance(drafted, Finished)
-    assert drafted.token_ids == without.token_ids
-    assert drafted.usage.accepted_draft_tokens > 20
+    assert isinstance(last, Finished)
+    assert last.usage.accepted_draft_tokens > 20
+    for without, drafted in zip(*answers, strict=True):
+        if without.chosen.token_id != drafted.chosen.token_id:
+            best, second = without.alternatives
+            assert drafted.chosen.token_id == second.token_id
+            assert best.logprob - second.logprob < 2 * rounding
+            break
+        assert without.chosen.logprob == pytest.approx(drafted.chosen.logprob, abs=rounding)
 
 
 def test_it_counts_as_memory(tiny_folder: Path, smaller: Path, kernels: KernelLibrary) -> None:

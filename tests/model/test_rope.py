@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_llm.model.manifest import RopeTable
-from edge_llm.model.rope import rope_rows
+from edge_llm.model.rope import RopeRows, rope_rows
 
 TABLES = (
     RopeTable(base=1e4, rotary_dim=8),
@@ -34,3 +36,13 @@ def test_a_row_depends_on_its_position_only() -> None:
     for i in (0, 7, 99):
         rope_rows(TABLES, np.array([1000 + i]), one)
         assert np.array_equal(many[:, i], one[:, 0])
+
+
+@given(st.lists(st.lists(st.integers(0, 5000), min_size=1, max_size=12), min_size=1, max_size=60))
+def test_kept_rows_are_those_that_would_be_computed(steps: list[list[int]]) -> None:
+    kept = RopeRows(TABLES)
+    for positions in steps:
+        out, expected = (np.empty((len(TABLES), len(positions), 8), np.float32) for _ in range(2))
+        kept.fill(np.array(positions), out)
+        rope_rows(TABLES, np.array(positions), expected)
+        assert np.array_equal(out, expected)
