@@ -73,13 +73,19 @@ class _Block:
         for codes, scales in places[:: GROUP_ROWS // lowering.lanes]:  # once a group
             self._prefetch(offset(builder, codes, codes_at), code_bytes, blocks_ahead)
             self._prefetch(offset(builder, scales, scales_at), scale_bytes, blocks_ahead)
-        self.codes = [self._codes(offset(builder, codes, codes_at)) for codes, _ in places]
+        self._code_places = [offset(builder, codes, codes_at) for codes, _ in places]
+        # Codes that are taken apart need twice the registers: they are loaded where they are used.
+        self.codes = None if form.bits == 8 and not lowering.bytewise else self._all_codes()
         self.scales = [self._scales(offset(builder, scales, scales_at)) for _, scales in places]
 
     def _prefetch(self, address: Any, size: int, blocks: int) -> None:
         """Ask for the lines that stand `blocks` blocks of `size` bytes behind the one at `address`."""
         for line in range(0, size, _LINE):
             prefetch(self.builder, offset(self.builder, address, blocks * size + line))
+
+    def _all_codes(self) -> list[list[Any]]:
+        """[vector][step]"""
+        return [self._codes(place) for place in self._code_places]
 
     def _codes(self, address: Any) -> list[Any]:
         """The codes of the block's eight steps of four inputs."""
@@ -110,10 +116,11 @@ class _Block:
         """[row][vector][part]: the start and the sum of code * activation."""
         builder, lanes = self.builder, self.lowering.lanes
         accs, steps = [], []
+        held = self.codes or self._all_codes()
         length = _STEPS // self.parts // chains
         for record in records:
             x = broadcast_steps(builder, self.lowering, record, _STEPS)
-            for codes in self.codes:
+            for codes in held:
                 for first in range(0, _STEPS, length):
                     part, chain = divmod(first // length, chains)
                     accs.append(self._start(record, part) if chain == 0 else constant(I32, lanes, 0))
@@ -126,7 +133,7 @@ class _Block:
                 value = builder.add(value, next(flat))
             return value
 
-        return [[[total() for _ in range(self.parts)] for _ in self.codes] for _ in records]
+        return [[[total() for _ in range(self.parts)] for _ in held] for _ in records]
 
     def _start(self, record: Any, part: int) -> Any:
         builder, lanes = self.builder, self.lowering.lanes

@@ -194,7 +194,7 @@ def dot_nibbles(builder: Any, lowering: Lowering, acc: Any, steps: Sequence[tupl
         return _dot(builder, lowering, acc, steps)
     if lowering.signed:
         return _dot_neon(builder, acc, steps)
-    return builder.add(acc, _widen(builder, lowering, _pair_sums(builder, lowering, steps), 1))
+    return _dot_pairs(builder, lowering, [acc], [steps], nibbles=True)[0]
 
 
 def dot_bytes(builder: Any, lowering: Lowering, acc: Any, steps: Sequence[tuple[Any, Any]]) -> Any:
@@ -205,12 +205,7 @@ def dot_bytes(builder: Any, lowering: Lowering, acc: Any, steps: Sequence[tuple[
         for step in steps:  # two products are all that 16 bits hold
             acc = _dot_neon(builder, acc, [step])
         return acc
-    # pmaddubsw saturates at codes above 128, so low and high nibbles are summed apart.
-    halves = [split_nibbles(builder, codes) for codes, _ in steps]
-    for part, weight in ((0, 1), (1, 16)):
-        chosen = [(half[part], step[1]) for half, step in zip(halves, steps, strict=True)]
-        acc = builder.add(acc, _widen(builder, lowering, _pair_sums(builder, lowering, chosen), weight))
-    return acc
+    return _dot_pairs(builder, lowering, [acc], [steps], nibbles=False)[0]
 
 
 def dot_many(
@@ -220,6 +215,8 @@ def dot_many(
 
     All have equally many steps; they are emitted so that the chains of dependent instructions overlap.
     """
+    if not lowering.dot and not lowering.signed:
+        return _dot_pairs(builder, lowering, accs, steps, nibbles=nibbles)
     if not lowering.dot:
         dot = dot_nibbles if nibbles else dot_bytes
         return [dot(builder, lowering, acc, own) for acc, own in zip(accs, steps, strict=True)]
@@ -280,18 +277,37 @@ def _check_count(steps: Sequence[tuple[Any, Any]]) -> None:
         raise ValueError(f"{len(steps)} steps overflow 16 bits, at most {MAX_STEPS} fit")
 
 
-def _pair_sums(builder: Any, lowering: Lowering, steps: Sequence[tuple[Any, Any]]) -> Any:
-    """i16 [2 * lanes]: over all steps, the sums of the products of two neighbouring bytes; codes 0..15."""
-    _check_count(steps)
+def _dot_pairs(
+    builder: Any, lowering: Lowering, accs: Sequence[Any], steps: Sequence[Sequence[tuple[Any, Any]]], *, nibbles: bool
+) -> list[Any]:
+    """`dot_many` by 16-bit sums of neighbours, emitted step after step, so that few registers hold all that is under way.
+
+    Codes of 8 bits are taken apart first, for pmaddubsw saturates above 128, and each half has a sum of its own.
+    """
+    for own in steps:
+        _check_count(own)
+    weights = (1,) if nibbles else (1, 16)
+    totals: list[list[Any]] = [[None] * len(accs) for _ in weights]
+    for turn in zip(*steps, strict=True):
+        parts: dict[int, tuple[Any, ...]] = {}  # rows share codes
+        for i, (codes, activations) in enumerate(turn):
+            if id(codes) not in parts:
+                parts[id(codes)] = (codes,) if nibbles else split_nibbles(builder, codes)
+            for part, sums in zip(parts[id(codes)], totals, strict=True):
+                product = _multiply_pairs(builder, lowering, part, activations)
+                sums[i] = product if sums[i] is None else builder.add(sums[i], product)
+    accs = list(accs)
+    for sums, weight in zip(totals, weights, strict=True):
+        accs = [builder.add(acc, _widen(builder, lowering, own, weight)) for acc, own in zip(accs, sums, strict=True)]
+    return accs
+
+
+def _multiply_pairs(builder: Any, lowering: Lowering, codes: Any, activations: Any) -> Any:
+    """i16 [2 * lanes]: the sums of the products of two neighbouring bytes; codes 0..15."""
     pairs = vector(I16, 2 * lowering.lanes)
-    total = None
-    for codes, activations in steps:
-        if lowering in _BYTE_PAIRS:
-            product = call(builder, _BYTE_PAIRS[lowering], pairs, [codes, activations])
-        else:
-            product = _multiply_bytes(builder, pairs, codes, activations)
-        total = product if total is None else builder.add(total, product)
-    return total
+    if lowering in _BYTE_PAIRS:
+        return call(builder, _BYTE_PAIRS[lowering], pairs, [codes, activations])
+    return _multiply_bytes(builder, pairs, codes, activations)
 
 
 def _multiply_bytes(builder: Any, pairs: Any, codes: Any, activations: Any) -> Any:
