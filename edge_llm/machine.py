@@ -6,6 +6,7 @@ A missing or unreadable /proc or /sys costs precision, never an error.
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 import signal
@@ -45,6 +46,18 @@ def return_freed_memory() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Let Python's collector of cycles rest: what loading makes stays, and looking through it again and again takes time."""
+    resting = not gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not resting:
+            gc.enable()
 
 
 def yield_address() -> int:

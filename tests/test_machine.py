@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import subprocess
 import sys
@@ -115,3 +116,12 @@ def test_a_process_ends_with_its_parent(at_once: bool) -> None:
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
         assert parent.stdout.read() == ("" if at_once else "told\n")  # until nobody has it any more
+
+
+def test_collections_go_on_as_they_were() -> None:
+    with machine.without_collections():
+        assert not gc.isenabled()
+        with machine.without_collections():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

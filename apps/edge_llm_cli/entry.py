@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -16,8 +17,10 @@ def _leave(_number: int, _frame: object) -> None:
 def run() -> None:
     """The program `edge-llm`."""
     previous = signal.signal(signal.SIGINT, _leave)
+    gc.disable()  # nothing of a program is garbage while it loads
     from edge_llm_cli import main
 
     program = main.load()
+    gc.enable()
     signal.signal(signal.SIGINT, previous)
     main.run(program)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from edge_llm.engine.core import EngineCore
 from edge_llm.engine.draft_model import CHUNK, SLOTS, DraftModel
 from edge_llm.engine.energy import EnergyMeter, find_source
 from edge_llm.engine.intake import Intake
+from edge_llm.engine.meanwhile import Meanwhile
 from edge_llm.engine.window import ContextWindow
 from edge_llm.errors import KernelError, ParameterError, SessionError, StorageError
 from edge_llm.kernels.layout import CACHE_VERSION, KvType
@@ -41,6 +43,7 @@ Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
 
 
+@machine.without_collections()
 def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = None) -> EngineCore:
     """The engine of a model folder: in the ring layout, or where that is not asked for or cannot run in the static one.
 
@@ -92,22 +95,28 @@ def _ring_engine(
 ) -> EngineCore:
     kv_type = KvType[(config.kv_type or manifest.kv_type).upper()]
     draft_model = open_draft_model(manifest, config, kernels, threads, notices, progress)
-    intake, cache = intake_and_cache(folder, manifest, config, kernels, kv_type, draft_model)
-    try:
-        session = Session(
-            folder,
-            manifest,
-            kernels=kernels,
-            cache_descriptor=cache.descriptor_address,
-            max_rows=config.max_chunk,
-            threads=threads,
-            takes_turns=draft_model is not None,
-            spin_us=config.spin_us,
+    with ExitStack() as opened:  # all or none
+        if draft_model is not None:
+            opened.callback(draft_model.close)
+        window, cache = window_and_cache(manifest, config, kv_type)
+        opened.callback(cache.close)
+        loading = Meanwhile(  # ONNX Runtime reads the graph while Python reads the tokenizer
+            lambda: Session(
+                folder,
+                manifest,
+                kernels=kernels,
+                cache_descriptor=cache.descriptor_address,
+                max_rows=config.max_chunk,
+                threads=threads,
+                takes_turns=draft_model is not None,
+                spin_us=config.spin_us,
+            )
         )
-    except BaseException:
-        intake.close()
-        cache.close()
-        raise
+        opened.callback(loading.close)
+        intake = open_intake(folder, manifest, config, kernels, window, draft_model)
+        opened.callback(intake.close)
+        session = loading.result()
+        opened.pop_all()
     bits = [CACHE_VERSION, kernel_fingerprint()]
     store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits])
     return EngineCore(
@@ -139,45 +148,45 @@ def _static_engine(
     )
 
 
-def intake_and_cache(
+def window_and_cache(
+    manifest: ModelManifest,
+    config: EngineConfig,
+    kv_type: KvType,
+    storage: Callable[..., LayerRows] = TiledRows,
+) -> tuple[ContextWindow, KVCache]:
+    """Raises `ParameterError` for a config that the model cannot follow."""
+    geometry = cache_geometry(manifest)
+    window = ContextWindow(_context(config, manifest, geometry.row_bytes(kv_type)))
+    cache = KVCache(
+        geometry,
+        slots=config.slots + _PARKED,
+        context=window.context,
+        kv_type=kv_type,
+        max_chunk=config.max_chunk,
+        sinks=window.sinks,
+        storage=storage,
+    )
+    return window, cache
+
+
+def open_intake(
     folder: Path,
     manifest: ModelManifest,
     config: EngineConfig,
     kernels: Kernels,
-    kv_type: KvType,
+    window: ContextWindow,
     draft_model: DraftModel | None,
-    storage: Callable[..., LayerRows] = TiledRows,
-) -> tuple[Intake, KVCache]:
-    """What engines of both layouts have in common; the intake owns the `draft_model`, if they cannot be had it is closed.
-
-    Raises `ParameterError` for a config that the model cannot follow.
-    """
-    geometry = cache_geometry(manifest)
-    try:
-        window = ContextWindow(_context(config, manifest, geometry.row_bytes(kv_type)))
-        intake = Intake.open(
-            folder,
-            manifest,
-            sampler=Sampler(kernels, manifest.dimensions.vocab),
-            window=window,
-            policy=config.context_policy,
-            speculates=config.speculation != "off",
-            draft_model=draft_model,
-        )
-        cache = KVCache(
-            geometry,
-            slots=config.slots + _PARKED,
-            context=window.context,
-            kv_type=kv_type,
-            max_chunk=config.max_chunk,
-            sinks=window.sinks,
-            storage=storage,
-        )
-    except BaseException:
-        if draft_model is not None:
-            draft_model.close()
-        raise
-    return intake, cache
+) -> Intake:
+    """The intake, which owns the `draft_model`. Raises as `Intake.open`."""
+    return Intake.open(
+        folder,
+        manifest,
+        sampler=Sampler(kernels, manifest.dimensions.vocab),
+        window=window,
+        policy=config.context_policy,
+        speculates=config.speculation != "off",
+        draft_model=draft_model,
+    )
 
 
 def open_draft_model(

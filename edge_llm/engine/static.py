@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from edge_llm.config import EngineConfig
 from edge_llm.engine.assembly import (
     Progress,
     energy_meter,
-    intake_and_cache,
     kv_budget,
     open_draft_model,
+    open_intake,
     prefix_store,
     told,
+    window_and_cache,
 )
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.intake import Intake
@@ -99,15 +101,16 @@ def _opened(
 
     storage = partial(PlainRows, allocate=allocate, whole=needs_fixed_sizes(provider))
     draft_model = open_draft_model(manifest, config, kernels, threads, notices, progress)
-    intake, cache = intake_and_cache(folder, manifest, config, kernels, KvType.F32, draft_model, storage)
-    try:
+    with ExitStack() as opened:  # all or none
+        if draft_model is not None:
+            opened.callback(draft_model.close)
+        window, cache = window_and_cache(manifest, config, KvType.F32, storage)
+        opened.callback(cache.close)
+        intake = open_intake(folder, manifest, config, kernels, window, draft_model)
+        opened.callback(intake.close)
         graph = open_graph(provider, static_folder, threads=threads, held=held_sizes(manifest, cache))
+        opened.callback(graph.close)
         session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=config.max_chunk)
         self_test(session, cache, static_folder)
-    except BaseException:
-        if graph is not None:
-            graph.close()
-        intake.close()
-        cache.close()
-        raise
+        opened.pop_all()
     return session, intake, cache
