@@ -66,7 +66,8 @@ def static_form(
     target = root / _name(manifest, form)
     with contextlib.suppress(ModelFormatError, OSError):
         _require_whole(target)
-        os.utime(target)
+        with contextlib.suppress(OSError):  # a folder that cannot be written
+            os.utime(target)
         return target
     if progress:
         progress(STAGE, 0, 1)

@@ -130,6 +130,8 @@ def _leftovers(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _discard(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
+        with contextlib.suppress(OSError):
+            path.chmod(0o700)
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
