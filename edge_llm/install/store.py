@@ -69,7 +69,7 @@ class ModelStore:
         return True
 
     def _unreadable(self, error: OSError) -> StorageError:
-        reason = paths.obstacle(self.root) or error.strerror
+        reason = paths.obstacle(self.root) if isinstance(error, NotADirectoryError) else error.strerror
         return StorageError(
             f"the models in {self.root} cannot be read: {reason}",
             hint="check who owns it and what its rights are, or set EDGE_LLM_HOME to another folder",
@@ -100,11 +100,11 @@ class ModelStore:
         with self.lock(name):
             if not folder.is_dir() or folder.is_symlink():
                 raise ModelNotFoundError(f"no model {name} is installed", hint="edge-llm models list shows what is")
-            freed = self.size(name)
             try:
+                folder.chmod(0o700)  # one without the rights could neither be measured nor moved nor emptied
+                freed = self.size(name)
                 # out of sight first: a model that is half deleted must not be found
                 with staging.staging(self.root, name) as trash:
-                    folder.chmod(0o700)  # one without the rights could neither be moved nor emptied
                     folder.rename(trash / name)
                     shutil.rmtree(trash / name)
             except OSError as error:
