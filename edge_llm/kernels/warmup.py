@@ -292,13 +292,22 @@ def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> No
     _sweep(folder)
 
 
+def stale(root: Path) -> list[Path]:
+    """Temporary files in the folder of all libraries that dead processes have left."""
+    found, old = [], time.time() - _TEMPORARY_S
+    with contextlib.suppress(OSError):  # there is none
+        for folder in root.iterdir():
+            if _FINGERPRINT.fullmatch(folder.name):
+                found += [p for p in folder.iterdir() if p.name != _OBJECT_FILE and p.stat().st_mtime < old]
+    return found
+
+
 def _sweep(current: Path) -> None:
     """Drop temporaries of processes that died, and the libraries of versions long gone; a few stay, for several
     interpreters may share the folder."""
     with contextlib.suppress(OSError):
-        for path in current.iterdir():
-            if path.name != _OBJECT_FILE and path.stat().st_mtime < time.time() - _TEMPORARY_S:
-                path.unlink()
+        for path in stale(current.parent):
+            path.unlink()
         others = sorted(
             (path for path in current.parent.iterdir() if path != current and _FINGERPRINT.fullmatch(path.name)),
             key=lambda path: path.stat().st_mtime,
