@@ -17,6 +17,8 @@ from edge_llm_cli.models import INSTALLED, JsonOption
 
 _AS_IMPORTED = "as imported"
 _NO_GOLDEN = "imported before this was stored: import it again"
+_LEAST_FREE = 16 << 20
+"""bytes on a disk that is not called full: less than a model takes, more than what is kept of one"""
 _PACKAGES = ("edge-llm", "onnxruntime", "numba", "llvmlite", "numpy", "tokenizers", "jinja2")
 
 
@@ -199,7 +201,9 @@ def _folders() -> dict[str, Any]:
 
 
 def _folder_faults() -> dict[str, str]:
-    """Why something can be kept neither in the data nor in the cache folder, or not in all of it; the config is only read."""
+    """Why nothing can be kept in the data or the cache folder, or not in all of it; the config is only read."""
+    import shutil
+
     from edge_llm import paths
 
     faults: dict[str, str] = {}
@@ -212,6 +216,8 @@ def _folder_faults() -> dict[str, str]:
                     paths.private_dir(folder)
                 except StorageError as error:
                     reason = str(error)
+            if reason is None and folder.exists() and shutil.disk_usage(folder).free < _LEAST_FREE:
+                reason = f"the disk of {folder} is full"
             if reason is not None:
                 faults.setdefault(name, reason)
     return faults

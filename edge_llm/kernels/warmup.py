@@ -274,7 +274,7 @@ def _keep_for_later(digest: str, objects: list[bytes], symbols: Mapping[str, str
 
 
 def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> None:
-    """Write object code, whole or not at all. Raises `OSError`."""
+    """Write object code, whole or not at all. Raises `StorageError`."""
     header = json.dumps({"symbols": dict(symbols), "sizes": [len(code) for code in objects]}).encode()
     body = len(header).to_bytes(8, "little") + header + b"".join(objects)
     data = _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
@@ -284,11 +284,11 @@ def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> No
             temporary = file.name
             file.write(data)
         os.replace(temporary, folder / _OBJECT_FILE)
-    except OSError:
+    except OSError as error:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise
+        raise StorageError(f"{folder} takes nothing: {error.strerror}") from None
     _sweep(folder)
 
 
