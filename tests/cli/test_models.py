@@ -182,7 +182,7 @@ def test_a_bad_model_hides_no_other_and_is_named_with_what_to_do(invoke, gguf: P
         (store.path(name) / "manifest.json").mkdir()
     listed = invoke("models", "list")
     assert listed.exit_code == 0
-    states = {line.split()[0]: line.split("  ")[-1] for line in listed.stdout.splitlines()}
+    states = {line.split()[0]: line.split("  ")[-1].strip() for line in listed.stdout.splitlines()}
     assert states["good"] == "installed"
     assert states["bad"] == "damaged: bad has no readable manifest.json: not a regular file"
     bad, tiny = listed.stderr.splitlines()
