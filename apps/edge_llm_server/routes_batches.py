@@ -76,7 +76,8 @@ def router(service: Service) -> APIRouter:
         uploading[owner] += 1
         try:
             with _written(request), scratch.open("xb", 0) as file:
-                scratch.chmod(0o600)
+                with contextlib.suppress(OSError):  # not every file system has rights
+                    scratch.chmod(0o600)
                 async for piece in request.stream():
                     left -= len(piece)
                     if left < 0:

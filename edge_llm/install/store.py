@@ -100,9 +100,10 @@ class ModelStore:
         with self.lock(name):
             if not folder.is_dir() or folder.is_symlink():
                 raise ModelNotFoundError(f"no model {name} is installed", hint="edge-llm models list shows what is")
+            with contextlib.suppress(OSError):  # not every file system has rights
+                folder.chmod(0o700)  # one without them could neither be measured nor moved nor emptied
+            freed = self.size(name)
             try:
-                folder.chmod(0o700)  # one without the rights could neither be measured nor moved nor emptied
-                freed = self.size(name)
                 # out of sight first: a model that is half deleted must not be found
                 with staging.staging(self.root, name) as trash:
                     folder.rename(trash / name)

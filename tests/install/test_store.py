@@ -123,6 +123,23 @@ def test_a_model_without_rights_can_be_removed(installed: str) -> None:
     assert files_under(store.root.parent) == {"models"}
 
 
+def test_a_file_system_without_rights_or_links_is_enough(
+    exporter: FakeExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    for owner, name in ((os, "chmod"), (Path, "chmod"), (os, "link"), (os, "symlink")):
+        monkeypatch.setattr(owner, name, refused)
+    (tmp_path / "a.gguf").write_bytes(GGUF)
+    folder = importer.import_file(tmp_path / "a.gguf", name="mine")
+    (folder / "weights.bin").write_bytes(b"damaged")
+    importer.import_file(tmp_path / "a.gguf", name="mine")
+    assert importer.resolve("mine") == folder
+    assert ModelStore().remove("mine") > 5000
+    assert files_under(ModelStore().root.parent) == {"models"}
+
+
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "a/b", "a\\b", ".x", "-x", "nul", "NUL.txt", "a.", "a\n", "é", "x" * 101]
 )
