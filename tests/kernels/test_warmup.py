@@ -99,12 +99,17 @@ def test_a_sound_digest_over_nonsense_is_a_miss(tmp_path: Path, header: object) 
 
 
 def test_temporaries_of_the_dead_are_swept(tmp_path: Path) -> None:
-    """B27."""
-    for name, age in (("dead", 1e5), ("alive", 0)):
-        (tmp_path / name).write_bytes(b"x")
-        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
-    warmup._store(tmp_path, [b"code"], {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", FILE]
+    """B27: also in the folders of other versions, which may never write again."""
+    own, other, foreign = (tmp_path / name for name in ("0" * 32, "1" * 32, "of somebody else"))
+    for folder in (own, other, foreign):
+        folder.mkdir()
+        for name, age in (("dead", 1e5), ("alive", 0)):
+            (folder / name).write_bytes(b"x")
+            os.utime(folder / name, (time.time() - age, time.time() - age))
+    warmup._store(own, [b"code"], {})
+    assert sorted(path.name for path in own.iterdir()) == ["alive", FILE]
+    assert [path.name for path in other.iterdir()] == ["alive"]
+    assert len(list(foreign.iterdir())) == 2
 
 
 def test_old_libraries_are_swept(tmp_path: Path) -> None:
