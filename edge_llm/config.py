@@ -230,12 +230,14 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     file = paths.config_dir() / CONFIG_NAME if path is None else path
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if path is None:
             return {}
         raise ParameterError(f"there is no config file {file}") from None
     except OSError as error:
-        raise ParameterError(f"cannot read {file}: {error.strerror}") from None
+        raise ParameterError(
+            f"cannot read {file}: {error.strerror}", hint="make it a file that you can read, or move it away"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ParameterError(f"{file} is not sound TOML: {error}") from None
     values: dict[str, Any] = {}

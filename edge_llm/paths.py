@@ -33,7 +33,12 @@ def _base(kind: str, default: Callable[[str, Literal[False]], str]) -> Path:
     if folder.is_absolute():
         return folder
     # without HOME and without an entry among the users, as in some containers, "~" means nothing
-    return Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", kind)
+    return _temporary() / kind
+
+
+def _temporary() -> Path:
+    """What stands in for a home that is missing or cannot be written. Not made here: others could have put theirs there."""
+    return Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}")
 
 
 def config_dir() -> Path:
@@ -46,15 +51,19 @@ def data_dir() -> Path:
     return _base("data", platformdirs.user_data_dir)
 
 
-def cache_dir() -> Path:
-    """Folder of compiled kernels, downloads and cached prefixes, all of which can be rebuilt; may not exist yet."""
-    return _base("cache", platformdirs.user_cache_dir)
+def cache_dir(*, temporary: bool = False) -> Path:
+    """Folder of compiled kernels, downloads and cached prefixes, all of which can be rebuilt; may not exist yet.
+
+    `temporary`: the one that takes its place among the temporary files where it cannot be written.
+    """
+    return _temporary() / "cache" if temporary else _base("cache", platformdirs.user_cache_dir)
 
 
 def server_socket() -> Path:
     """The unix socket of this user's server: a folder of its own that goes with the session, or stands in EDGE_LLM_HOME.
 
-    A path that is longer than the system allows for a socket gets a short one among the temporary files in its stead.
+    Where nothing can be written, or the path is longer than the system allows for a socket, a short one among the temporary
+    files takes its place.
     """
     return _socket("server")
 
@@ -66,15 +75,32 @@ def web_socket(pid: int) -> Path:
 
 def _socket(name: str) -> Path:
     path = _base("run", platformdirs.user_runtime_dir) / f"{name}.sock"
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH or obstacle(path.parent) is not None:
         digest = hashlib.blake2b(os.fsencode(path.parent), digest_size=8).hexdigest()
-        path = Path(tempfile.gettempdir(), f"{_APP}-{os.geteuid()}", f"{name}-{digest}.sock")
+        path = _temporary() / f"{name}-{digest}.sock"
     return path
 
 
-def private_cache(name: str) -> Path:
+def private_cache(name: str, *, temporary: bool = False) -> Path:
     """The folder `name` of the cache folder, both made if need be and only their owner's. Raises `StorageError`."""
-    return private_dir(private_dir(cache_dir()) / name)
+    if temporary:
+        private_dir(_temporary())
+    return private_dir(private_dir(cache_dir(temporary=temporary)) / name)
+
+
+def obstacle(folder: Path) -> str | None:
+    """What stands in the way of writing to `folder`, which need not be there yet; None if nothing does. Creates nothing."""
+    for path in (folder, *folder.parents):
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if not stat.S_ISDIR(mode):
+            return f"{path} is not a folder"
+        return None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written"
+    return None
 
 
 def private_dir(path: Path) -> Path:
@@ -86,8 +112,10 @@ def private_dir(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info, parent = path.lstat(), path.parent.stat()
     except OSError as error:
+        in_the_way = obstacle(path) if isinstance(error, NotADirectoryError | FileExistsError) else None
         raise StorageError(
-            f"cannot create the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder you can write to"
+            f"cannot create the folder {path}: {in_the_way or error.strerror}",
+            hint="set EDGE_LLM_HOME to a folder you can write to",
         ) from None
     if not stat.S_ISDIR(info.st_mode):
         raise StorageError(

@@ -212,3 +212,14 @@ def test_context_fits_the_memory(tmp_path: Path) -> None:
 def test_privacy_wins_over_the_prefix_cache(home: Path, text: str, env: dict[str, str], stored: bool) -> None:
     write_config(home, text)
     assert load_config(env=env).stores_prefixes is stored
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    (tmp_path / "config" / "config.toml").mkdir(parents=True)
+    with pytest.raises(ParameterError, match=r"config\.toml: Is a directory") as caught:
+        load_config()
+    assert caught.value.hint
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "file"))
+    assert load_config().context is None, "a home that is a file holds no settings, and is told of where it is needed"

@@ -49,6 +49,34 @@ def test_sockets_have_short_paths_of_their_own_in_each_home(tmp_path: Path, monk
     assert len(found) == 12
 
 
+def test_where_nothing_can_be_written_sockets_lie_among_the_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "file"))
+    assert paths.server_socket() == paths.server_socket()
+    assert paths.server_socket().is_relative_to(tempfile.gettempdir())
+    monkeypatch.setenv("EDGE_LLM_HOME", "/h")
+    monkeypatch.setattr(paths, "obstacle", lambda _: None)
+    assert paths.server_socket() == Path("/h/run/server.sock")
+
+
+def test_an_obstacle_is_named_and_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert paths.obstacle(tmp_path) is None
+    assert paths.obstacle(tmp_path / "a" / "b") is None
+    assert paths.obstacle(tmp_path / "file" / "a" / "b") == f"{tmp_path / 'file'} is not a folder"
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    assert paths.obstacle(tmp_path / "a" / "b") == f"{tmp_path} cannot be written"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=f"{tmp_path / 'file'} is not a folder"):
+        paths.private_dir(tmp_path / "file" / "a" / "b")
+
+
 def test_a_private_folder_is_made_and_kept(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert paths.private_dir(folder) == paths.private_dir(folder) == folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_llm import paths
@@ -102,4 +102,5 @@ def _statements(script: str) -> Iterator[str]:
 def _create(path: Path) -> None:
     """The file, readable by its owner only from the first moment; its log and index get the same rights."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600))
-    os.chmod(path, 0o600)
+    with suppress(OSError):  # not every file system has rights
+        os.chmod(path, 0o600)

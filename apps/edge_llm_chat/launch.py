@@ -49,9 +49,7 @@ def open_chat(connect: Callable[[str | None], ChatBackend], model: str | None, w
     """`launch`, with what gives the backend of a model."""
     check(wish)
     preferences = Preferences.load()
-    known = private or (paths.data_dir() / "chats").exists()
-    store = Store.open(private=private)
-    notice = "" if known else f"Chats are kept in {store.path}; --private keeps nothing"
+    store, notice = _opened_store(wish, private=private)
     try:
         conversation = store.last() if wish.last else None
         if wish.last and conversation is None:
@@ -63,6 +61,17 @@ def open_chat(connect: Callable[[str | None], ChatBackend], model: str | None, w
             raise SystemExit(app.return_code)
     finally:
         store.close()
+
+
+def _opened_store(wish: Wish, *, private: bool) -> tuple[Store, str]:
+    """Where the chat is kept, and what to say of that. Raises `StorageError`."""
+    folder = paths.data_dir() / "chats"
+    wants_earlier = wish.last or wish.resume
+    if not private and not wants_earlier and (reason := paths.obstacle(folder)) is not None:
+        return Store.open(private=True), f"This chat is not kept, and earlier ones are not shown: {reason}"
+    known = private or folder.exists()
+    store = Store.open(private=private)
+    return store, "" if known else f"Chats are kept in {store.path}; --private keeps nothing"
 
 
 def check(wish: Wish) -> None:

@@ -24,10 +24,12 @@ class Preferences:
         file = paths.config_dir() / NAME
         try:
             document = tomllib.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return cls()
         except OSError as error:
-            raise ParameterError(f"cannot read {file}: {error.strerror}") from None
+            raise ParameterError(
+                f"cannot read {file}: {error.strerror}", hint="make it a file that you can read, or move it away"
+            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ParameterError(f"{file} is not sound TOML: {error}") from None
         theme, keys = document.pop("theme", None), document.pop("keys", {})

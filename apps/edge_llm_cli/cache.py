@@ -1,4 +1,4 @@
-"""`edge-llm cache stats|clear|verify`: what is kept on disk of the conversations of this user."""
+"""`edge-llm cache stats|clear|verify`: what is kept on disk of the conversations of this user, and what was left behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ app = typer.Typer(no_args_is_help=True, help="Look at, empty and check the prefi
 
 @app.command()
 def stats(as_json: JsonOption = False) -> None:
-    """Show the folder, and how much is kept in it."""
+    """Show the folder, and how much is kept in it; and what else the cache folder holds."""
     from edge_llm.cache.block_folder import folder_stats, prefix_folder
     from edge_llm.config import load_config
+    from edge_llm.install.leftovers import sizes
 
     config = load_config(defaults={"prefix_cache": "disk"})
     folder = prefix_folder()
-    found = folder_stats(folder)
+    found, others = folder_stats(folder), sizes()
     if as_json:
         console.data(
             {
@@ -31,6 +32,7 @@ def stats(as_json: JsonOption = False) -> None:
                 "bytes": found.size,
                 "budget": config.prefix_cache_bytes,
                 "on": config.stores_prefixes,
+                "others": others,
             }
         )
         return
@@ -41,6 +43,11 @@ def stats(as_json: JsonOption = False) -> None:
             ("blocks", str(found.files)),
             ("size", f"{console.megabytes(found.size)} of {budget}"),
             ("run and chat", "write to it" if config.stores_prefixes else "leave nothing in it (config)"),
+            *(
+                (kind.replace("leftovers", "left behind"), console.megabytes(size))
+                for kind, size in others.items()
+                if size
+            ),
         ]
     )
 
@@ -50,20 +57,21 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete everything that is kept."""
+    """Delete everything that is kept of conversations, and what processes that died have left."""
     from edge_llm.cache.block_folder import clear_folder, prefix_folder
+    from edge_llm.install.leftovers import clear_leftovers
 
     if not yes:
         if not console.is_terminal(sys.stdin):
             raise InputError("this deletes the prefix cache", hint="edge-llm cache clear --yes")
         if not console.agreed(f"delete all blocks in {prefix_folder()}?"):
             return
-    gone = clear_folder(prefix_folder())
+    gone, others = clear_folder(prefix_folder()), clear_leftovers()
     if as_json:
-        console.data({"files": gone.files, "bytes": gone.size})
+        console.data({"files": gone.files, "bytes": gone.size, "leftovers": others})
     else:
         deleted = console.counted(gone.files, "block is deleted", "blocks are deleted")
-        console.line(f"{deleted}, {console.megabytes(gone.size)} are free again")
+        console.line(f"{deleted}, {console.megabytes(gone.size + others)} are free again")
 
 
 @app.command()

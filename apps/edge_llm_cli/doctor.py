@@ -11,12 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_llm.errors import EdgeLLMError, InputError
+from edge_llm.errors import EdgeLLMError, InputError, StorageError
 from edge_llm_cli import console
 from edge_llm_cli.models import INSTALLED, JsonOption
 
 _AS_IMPORTED = "as imported"
 _NO_GOLDEN = "imported before this was stored: import it again"
+_LEAST_FREE = 16 << 20
+"""bytes on a disk that is not called full: less than a model takes, more than what is kept of one"""
 _PACKAGES = ("edge-llm", "onnxruntime", "numba", "llvmlite", "numpy", "tokenizers", "jinja2")
 
 
@@ -44,6 +46,7 @@ def doctor(
     findings = {name: _guarded(probe) for name, probe in probes.items()}
     findings["runs"] = {"layout": _what_runs(findings)}
     problems = {section: facts["error"] for section, facts in findings.items() if "error" in facts}
+    problems |= {f"{name} folder": reason for name, reason in _folder_faults().items()}
     problems |= {
         f"model {name}": facts["state"]
         for name, facts in findings["models"].items()
@@ -182,23 +185,42 @@ def _providers() -> dict[str, Any]:
 
 
 def _folders() -> dict[str, Any]:
-    from edge_llm import paths
-
-    return {
-        name: f"{folder} ({_folder_state(folder)})"
-        for name, folder in (("config", paths.config_dir()), ("data", paths.data_dir()), ("cache", paths.cache_dir()))
-    }
-
-
-def _folder_state(folder: Path) -> str:
     """Looks without creating anything."""
     import shutil
 
-    if not folder.exists():
-        return "not made yet"
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return "cannot be written"
-    return f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"
+    from edge_llm import paths
+
+    facts, faults = {}, _folder_faults()
+    for name, folder in (("config", paths.config_dir()), ("data", paths.data_dir()), ("cache", paths.cache_dir())):
+        if name in faults:
+            state = f"not usable: {faults[name]}"
+        else:
+            state = f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free" if folder.exists() else "not made yet"
+        facts[name] = f"{folder} ({state})"
+    return facts
+
+
+def _folder_faults() -> dict[str, str]:
+    """Why nothing can be kept in the data or the cache folder, or not in all of it; the config is only read."""
+    import shutil
+
+    from edge_llm import paths
+
+    faults: dict[str, str] = {}
+    for name, root in (("data", paths.data_dir()), ("cache", paths.cache_dir())):
+        inside = [path for path in root.iterdir() if path.is_dir()] if os.access(root, os.R_OK | os.X_OK) else []
+        for folder in (root, *sorted(inside)):
+            reason = paths.obstacle(folder)
+            if reason is None and folder.exists():
+                try:
+                    paths.private_dir(folder)
+                except StorageError as error:
+                    reason = str(error)
+            if reason is None and folder.exists() and shutil.disk_usage(folder).free < _LEAST_FREE:
+                reason = f"the disk of {folder} is full"
+            if reason is not None:
+                faults.setdefault(name, reason)
+    return faults
 
 
 def _models() -> dict[str, Any]:
@@ -209,6 +231,8 @@ def _models() -> dict[str, Any]:
     facts = {}
     for model in (summary(store, name) for name in store.names()):
         facts[model["name"]] = {"state": model["state"], "size_mb": model["size"] // 10**6}
+        if model["remedy"] is not None:
+            facts[model["name"]]["remedy"] = model["remedy"]
         if model["context"] is not None:
             facts[model["name"]]["context"] = _usable_context(store.path(model["name"]))
     return facts

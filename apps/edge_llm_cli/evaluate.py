@@ -47,10 +47,13 @@ def evaluate(
     with _ended_by_sigterm(), ProgressDisplay() as progress:
         folder = resolve(model, progress)
         manifest = ModelManifest.read(folder)
+        kernels = load_kernels(progress.kernels)
+        if kernels.notice:
+            console.note(kernels.notice)
         result = evaluation.evaluate(
             folder,
             Tokenizer.from_file(folder / TOKENIZER_NAME).encode_raw(content),
-            kernels=load_kernels(progress.kernels),
+            kernels=kernels,
             geometry=cache_geometry(manifest),
             kv_type=KvType[(config.kv_type or manifest.kv_type).upper()],
             threads=min(config.threads or default_threads(), len(machine.usable_cpus())),

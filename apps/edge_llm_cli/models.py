@@ -83,6 +83,9 @@ def list_(as_json: JsonOption = False) -> None:
     rows = [(m["name"], console.megabytes(m["size"]), _context(m["context"]), m["state"]) for m in installed]
     rows += [(r.name, console.megabytes(r.source.download_size), _context(r.context), "to pull") for r in available]
     console.table(rows)
+    for model in installed:
+        if model["remedy"]:
+            console.note(f"hint: {model['name']}: {model['remedy']}")
 
 
 def _context(tokens: int | None) -> str:
@@ -90,20 +93,27 @@ def _context(tokens: int | None) -> str:
 
 
 def summary(store: ModelStore, name: str) -> dict[str, Any]:
-    """Name, size, architecture, context and state of an installed model; sizes are checked, digests are not."""
-    from edge_llm.model.manifest import ModelManifest
+    """Name, size, architecture, context and state of an installed model, and what to do where it is not `INSTALLED`; sizes are
+    checked, digests are not."""
+    from edge_llm.install import catalog
+    from edge_llm.model.manifest import IMPORT_AGAIN, ModelManifest
     from edge_llm.model.verify import verify
 
-    known: dict[str, Any] = {"name": name, "size": store.size(name), "architecture": None, "context": None}
+    again = f"edge-llm pull {name}" if catalog.has(name) else f"import its file again, with --name {name}"
+    again += f", or remove it: edge-llm models rm {name}"
+    known = {"name": name, "size": store.size(name), "architecture": None, "context": None, "remedy": again}
     try:
         manifest = ModelManifest.read(store.path(name))
         report = verify(store.path(name), digests=False)
     except OutdatedModelError:
         return {**known, "state": "older format: import again"}
     except ModelFormatError as error:
-        return {**known, "state": f"damaged: {error}"}
-    state = INSTALLED if report.ok else f"damaged: {report.summary()}"
-    return {**known, "architecture": manifest.architecture, "context": manifest.dimensions.context, "state": state}
+        remedy = again if error.hint in (None, IMPORT_AGAIN) else error.hint
+        return {**known, "state": f"damaged: {error}", "remedy": remedy}
+    known |= {"architecture": manifest.architecture, "context": manifest.dimensions.context}
+    if not report.ok:
+        return {**known, "state": f"damaged: {report.summary()}"}
+    return {**known, "state": INSTALLED, "remedy": None}
 
 
 @app.command()

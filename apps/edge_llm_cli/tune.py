@@ -7,12 +7,13 @@ import dataclasses
 import datetime
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_llm import machine
-from edge_llm.errors import RuntimeFailure
+from edge_llm.errors import RuntimeFailure, StorageError
 from edge_llm_cli import answer, console
 from edge_llm_cli.models import JsonOption
 from edge_llm_cli.progress import ProgressDisplay
@@ -40,13 +41,14 @@ def tune(
 
     path = profile_path()
     if reset:
-        there = path.exists()
-        path.unlink(missing_ok=True)
+        if there := path.exists():
+            path.unlink(missing_ok=True)
         if as_json:
             console.data({"removed": there})
         else:
             console.line("the defaults count again" if there else "nothing was measured: the defaults count")
         return
+    _require_room(path.parent)
     profile = _measured(model, busy_too=busy)
     _keep(profile)
     if as_json:
@@ -55,6 +57,16 @@ def tune(
     console.table([("setting", "result"), *((decision.setting, str(decision)) for decision in profile.decisions)])
     kept = f"kept in {path}; edge-llm tune --reset forgets it"
     console.note(kept if profile.settings else f"the defaults are right for this machine; {kept}")
+
+
+def _require_room(folder: Path) -> None:
+    """Raises `StorageError` before minutes are spent on what cannot be kept."""
+    from edge_llm import paths
+
+    if (reason := paths.obstacle(folder)) is not None:
+        raise StorageError(
+            f"nothing can be kept in {folder}: {reason}", hint="set EDGE_LLM_HOME to a folder you can write to"
+        )
 
 
 def _measured(model: str, *, busy_too: bool) -> Profile:

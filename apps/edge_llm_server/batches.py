@@ -18,7 +18,7 @@ from edge_llm.engine.host import EngineHost
 from edge_llm.engine.info import EngineInfo
 from edge_llm.engine.request import Request
 from edge_llm.errors import EdgeLLMError, EngineStoppedError, StorageError
-from edge_llm.paths import private_dir
+from edge_llm.paths import obstacle, private_dir
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batch import Batch, check_lines
 from edge_llm_server.batch_results import SplitResults, result_paths, size_of
@@ -37,6 +37,8 @@ MAX_ENDED = 256
 """of a key, that are remembered"""
 TURN_S = 60.0
 """after which a batch lets those of other keys go on"""
+PAUSE_S = 30.0
+"""after which a batch that could not be written is gone on with"""
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
@@ -78,7 +80,11 @@ class Batches:
             self._forget_old(owner)
             batch = Batch(f"batch_{secrets.token_hex(12)}", owner, endpoint, input_file_id, window, model, metadata)
             self.files.take(owner, batch.id, 0)  # for its results
-            self._store(batch.entered("validating"))
+            try:
+                self._store(batch.entered("validating"))
+            except OSError:
+                self.files.give_back(owner, batch.id)
+                raise
             self._changed.notify_all()
             return self._batches[batch.id]
 
@@ -137,14 +143,26 @@ class Batches:
                 self._running = batch.id
                 self._turns[batch.owner] = max(self._turns.values(), default=0) + 1
             try:
-                self._answer(batch)
-            except Exception as error:
+                self._answer_or_fail(batch)
+            except (OSError, StorageError) as error:
+                # a full disk, mostly: what was answered is there, and the batch goes on once there is room again
                 self._log("batch", id=batch.id, fault=place_of(error))
-                why = str(error) if isinstance(error, EdgeLLMError | ApiError) else "something went wrong"
-                self._finish(batch, "failed", fault=why)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, PAUSE_S)
             finally:
                 with self._changed:
                     self._running = self._stop_running = None
+
+    def _answer_or_fail(self, batch: Batch) -> None:
+        """Raises `OSError` and `StorageError`: not even that it has failed could be written."""
+        try:
+            self._answer(batch)
+        except (OSError, StorageError):
+            raise
+        except Exception as error:
+            self._log("batch", id=batch.id, fault=place_of(error))
+            why = str(error) if isinstance(error, EdgeLLMError | ApiError) else "something went wrong"
+            self._finish(batch, "failed", fault=why)
 
     def _next(self) -> Batch | None:
         """The oldest batch of the key whose last turn is the longest ago."""
@@ -273,7 +291,12 @@ def _locked(path: Path) -> BinaryIO:
     """The file, which no other process has locked. Raises `StorageError`."""
     import fcntl
 
-    file = path.open("ab")
+    if (reason := obstacle(path.parent)) is not None:
+        raise StorageError(reason)
+    try:
+        file = path.open("ab")
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -56,7 +56,8 @@ class FileStore:
         """Raises `StorageError` for a folder that others may change."""
         self._folder = private_dir(folder)
         for left in self._folder.glob("part-*"):  # by a server that was killed
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                left.unlink()
         self._lock = threading.Lock()
         self._sizes: dict[str, dict[str, int]] = {}
         for path in self._folder.glob("file-*.json"):

@@ -101,13 +101,13 @@ def launch(
     asyncio.run(serving.run(lambda: note(f"ready: {address}/v1 (Ctrl-C stops)")))
 
 
-def _batches(host: EngineHost, log: Log, note: Callable[[str], None]) -> Batches | None:
-    """Files and batches of this user, unless another server has them."""
+def _batches(host: EngineHost, log: Log, note: Callable[[str], None]) -> Batches | StorageError:
+    """Files and batches of this user, unless another server has them or nothing can be written."""
     try:
         return Batches(paths.data_dir() / "batches", host, log)
     except StorageError as error:
         note(f"no files and batches here: {error}")
-        return None
+        return error
 
 
 def _goldens(folders: Mapping[str, Path], note: Callable[[str], None]) -> dict[str, Golden]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -14,10 +15,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
+from edge_llm.errors import StorageError
+from edge_llm.install.staging import DISK_FULL
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batches import Batches
 from edge_llm_server.body import parse_body
-from edge_llm_server.exchange import STATE
+from edge_llm_server.exchange import STATE, place_of
 from edge_llm_server.files import StoredFile
 from edge_llm_server.multipart import read_form
 from edge_llm_server.routes_openai import body_of
@@ -58,6 +61,8 @@ def router(service: Service) -> APIRouter:
     def batches() -> Batches:
         if service.batches is None:
             raise ApiError(501, "files and batches are kept on disk, which --private forbids")
+        if isinstance(service.batches, StorageError):
+            raise ApiError.unavailable("files and batches cannot be kept by this server: its first lines say why")
         return service.batches
 
     @routes.post("/v1/files")
@@ -70,18 +75,21 @@ def router(service: Service) -> APIRouter:
         store.take(owner, scratch.name, most)
         uploading[owner] += 1
         try:
-            with scratch.open("xb", 0) as file:
-                scratch.chmod(0o600)
+            with _written(request), scratch.open("xb", 0) as file:
+                with contextlib.suppress(OSError):  # not every file system has rights
+                    scratch.chmod(0o600)
                 async for piece in request.stream():
                     left -= len(piece)
                     if left < 0:
                         raise ApiError(413, f"the body has more than the {most} bytes that were announced")
                     await run(file.write, piece)
-            kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), owner)
+            with _written(request):
+                kept = await run(_keep, batches(), scratch, request.headers.get("content-type", ""), owner)
             return kept.shown()
         finally:
             uploading[owner] -= 1
-            scratch.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                scratch.unlink()
             store.give_back(owner, scratch.name)
 
     @routes.get("/v1/files")
@@ -102,23 +110,25 @@ def router(service: Service) -> APIRouter:
     @routes.delete("/v1/files/{file_id}")
     async def delete(request: Request, file_id: str) -> Any:
         found = await run(batches().files.get, file_id, _owner(request))
-        await run(batches().files.delete, found)
+        with _written(request):
+            await run(batches().files.delete, found)
         return {"id": found.id, "object": "file", "deleted": True}
 
     @routes.post("/v1/batches")
     async def create(request: Request) -> Any:
         body = await body_of(request, BatchBody)
-        model = body.model or await run(_model_of, batches(), body.input_file_id, _owner(request))
-        made = await run(
-            lambda: batches().create(
-                owner=_owner(request),
-                model=service.engines.name_of(model),
-                endpoint=body.endpoint,
-                input_file_id=body.input_file_id,
-                window=body.completion_window,
-                metadata=body.metadata,
+        with _written(request):
+            model = body.model or await run(_model_of, batches(), body.input_file_id, _owner(request))
+            made = await run(
+                lambda: batches().create(
+                    owner=_owner(request),
+                    model=service.engines.name_of(model),
+                    endpoint=body.endpoint,
+                    input_file_id=body.input_file_id,
+                    window=body.completion_window,
+                    metadata=body.metadata,
+                )
             )
-        )
         return made.shown()
 
     @routes.get("/v1/batches")
@@ -131,9 +141,22 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Any:
-        return (await run(batches().cancel, batch_id, _owner(request))).shown()
+        with _written(request):
+            return (await run(batches().cancel, batch_id, _owner(request))).shown()
 
     return routes
+
+
+@contextlib.contextmanager
+def _written(request: Request) -> Iterator[None]:
+    """Files are read and written meanwhile. Raises `ApiError` where the disk is full or does not let us."""
+    try:
+        yield
+    except OSError as error:
+        request.scope[STATE].fault = place_of(error)
+        if error.errno in DISK_FULL:
+            raise ApiError(507, "the server's disk is full: nothing was kept", code="disk_full") from None
+        raise ApiError.unavailable("the server cannot read or write its files: nothing was kept") from None
 
 
 def _opened(path: Path) -> BinaryIO:

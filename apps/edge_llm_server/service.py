@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edge_llm.errors import StorageError
 from edge_llm_server.batches import Batches
 from edge_llm_server.cards import ModelCard
 from edge_llm_server.engines import Engines
@@ -19,7 +20,8 @@ class Service:
     settings: ServerSettings
     engines: Engines
     cards: Mapping[str, ModelCard]
-    batches: Batches | None = None
+    batches: Batches | StorageError | None = None
+    """None: nothing is to be kept; an error: nothing can be"""
     counts: RequestCounts = field(default_factory=RequestCounts)
     quality: Mapping[str, float] = field(default_factory=dict)
     """of models, what the quality watch has found"""

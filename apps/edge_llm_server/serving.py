@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from edge_llm.engine.host import EngineHost
+from edge_llm.errors import StorageError
 from edge_llm.install.golden import Golden
 from edge_llm_server.app import create_app
 from edge_llm_server.batches import Batches
@@ -44,13 +45,13 @@ class Serving:
         host: EngineHost,
         cards: Mapping[str, ModelCard],
         *,
-        batches: Batches | None = None,
+        batches: Batches | StorageError | None = None,
         goldens: Mapping[str, Golden] = MappingProxyType({}),
         log: Log | None = None,
         most_requests: int = 1 << 30,
     ) -> None:
         """`cards` are those of the models by name, and `goldens` what they said when they were imported, for the quality
-        watch. `batches` are closed with the server. Raises `InputError` where it cannot listen."""
+        watch. `batches` (an error: why there are none) are closed with the server. Raises `InputError` where it cannot listen."""
         self.settings = settings
         self._cards, self._batches = cards, batches
         self.log = log or Log()
@@ -97,7 +98,7 @@ class Serving:
             await loading
         if len(doors) > 1 and self.settings.uds is not None:
             self.settings.uds.unlink(missing_ok=True)
-        if self._batches is not None:
+        if isinstance(self._batches, Batches):
             await asyncio.to_thread(self._batches.close)
         await asyncio.to_thread(self.engines.close)
         self.log("stopped")

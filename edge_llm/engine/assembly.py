@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 
-from edge_llm import machine
+from edge_llm import machine, paths
 from edge_llm.cache.block_file import BlockFormat
 from edge_llm.cache.block_folder import prefix_folder
 from edge_llm.cache.kv_cache import CacheGeometry, KVCache
@@ -55,7 +55,7 @@ def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = 
     manifest = verified_manifest(folder, progress)
     threads = min(config.threads or default_threads(), len(machine.usable_cpus()))
     kernels, missing = _kernels(progress)
-    notices: list[str] = []
+    notices = [kernels.notice] if isinstance(kernels, KernelLibrary) and kernels.notice else []
     if config.provider not in ("auto", "cpu"):
         try:
             return _static_engine(folder, manifest, config, kernels, threads, config.provider, notices, progress)
@@ -118,7 +118,7 @@ def _ring_engine(
         session = loading.result()
         opened.pop_all()
     bits = [CACHE_VERSION, kernel_fingerprint()]
-    store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits])
+    store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits], notices)
     return EngineCore(
         session=session,
         cache=cache,
@@ -267,11 +267,15 @@ def cache_geometry(manifest: ModelManifest) -> CacheGeometry:
 
 
 def prefix_store(
-    manifest: ModelManifest, cache: KVCache, tokenizer_digest: str, config: EngineConfig, layout: list[object]
+    manifest: ModelManifest,
+    cache: KVCache,
+    tokenizer_digest: str,
+    config: EngineConfig,
+    layout: list[object],
+    notices: list[str],
 ) -> PrefixStore | None:
-    """Files for what the cache holds, if the config wants them and there is a folder; else prompts are read again.
-
-    `layout` is whatever else shapes the rows.
+    """Files for what the cache holds, if the config wants them and there is a folder; else prompts are read again, which goes
+    to `notices`. `layout` is whatever else shapes the rows.
     """
     if not config.stores_prefixes:
         return None
@@ -280,10 +284,15 @@ def prefix_store(
     bits = [cache.kv_type.name, metadata.version("onnxruntime"), layout]
     fingerprint = hashlib.blake2b(json.dumps([model, bits], sort_keys=True).encode(), digest_size=32).hexdigest()
     form = BlockFormat(fingerprint, cache.snapshot_shapes(1))
+    folder = prefix_folder()
+    store, reason = None, paths.obstacle(folder)
     try:
-        return PrefixStore(prefix_folder(), form, budget=config.prefix_cache_bytes)
-    except StorageError:
-        return None
+        store = PrefixStore(folder, form, budget=config.prefix_cache_bytes)  # what is there can be read all the same
+    except StorageError as error:
+        reason = reason or str(error)
+    if reason is not None:
+        notices.append(f"what is read is not kept for the next start: {reason}")
+    return store
 
 
 def _context(config: EngineConfig, manifest: ModelManifest, row_bytes: int) -> int:

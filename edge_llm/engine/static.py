@@ -72,7 +72,7 @@ def open_static(
         cache=cache,
         intake=intake,
         config=config,
-        store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider]),
+        store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider], notices),
         kv_budget=kv_budget(config, cache, intake.draft_model),
         energy=energy_meter(config),
         layout="static",

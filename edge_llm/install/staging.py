@@ -120,16 +120,35 @@ def lock(root: Path, name: str, *, on_wait: Callable[[], None] | None = None, po
         _release(descriptor, path)
 
 
-def _leftovers(root: Path) -> Iterator[tuple[str, Path]]:
-    """(name, path) of every staging folder or file in `root`."""
+@contextlib.contextmanager
+def held_if_free(root: Path, name: str) -> Iterator[bool]:
+    """Whether nobody works on `name` in `root`, which then is held as by `lock`. Waits for nobody."""
+    path, descriptor = root / f".{name}.lock", None
+    try:
+        descriptor = _open_lock(path)
+        free = descriptor is not None
+    except OSError:
+        free = not root.exists()  # whoever worked there would have made it
+    try:
+        yield free
+    finally:
+        if descriptor is not None:
+            _release(descriptor, path)
+
+
+def leftovers(root: Path, name: str | None = None) -> Iterator[tuple[str, Path]]:
+    """(name, path) of every staging folder or file in `root`, of all names or of one."""
     for path in root.glob(".*.partial"):
         parts = path.name[1:].rsplit(".", 3)
-        if len(parts) == 4:
+        if len(parts) == 4 and name in (None, parts[0]):
             yield parts[0], path
 
 
-def _discard(path: Path) -> None:
+def discard(path: Path) -> None:
+    """Deletes a file or folder, as far as that is possible."""
     if path.is_dir() and not path.is_symlink():
+        with contextlib.suppress(OSError):
+            path.chmod(0o700)
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
@@ -144,9 +163,8 @@ def staging(root: Path, name: str) -> Iterator[Path]:
     process.
     """
     private_dir(root)
-    for owner, leftover in _leftovers(root):
-        if owner == name:
-            _discard(leftover)
+    for _, leftover in leftovers(root, name):
+        discard(leftover)
     folder = root / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.partial"
     try:
         folder.mkdir(mode=0o700)
@@ -155,17 +173,15 @@ def staging(root: Path, name: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _discard(folder)
+        discard(folder)
 
 
 def sweep(root: Path) -> None:
     """Removes the staging folders of dead processes, of any name."""
-    for name, leftover in _leftovers(root):
-        path = root / f".{name}.lock"
-        with contextlib.suppress(OSError):
-            if (descriptor := _open_lock(path)) is not None:
-                _discard(leftover)
-                _release(descriptor, path)
+    for name, leftover in leftovers(root):
+        with held_if_free(root, name) as free:
+            if free:
+                discard(leftover)
 
 
 def sync(path: Path) -> None:
@@ -197,7 +213,7 @@ def publish(source: Path, target: Path) -> None:
             except OSError:
                 trash.rename(target)
                 raise
-            _discard(trash)
+            discard(trash)
         else:
             source.replace(target)
     except OSError as error:

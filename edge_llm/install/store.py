@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge_llm import paths
-from edge_llm.errors import InputError, ModelFormatError, ModelNotFoundError, quoted
+from edge_llm.errors import InputError, ModelFormatError, ModelNotFoundError, StorageError, quoted
 from edge_llm.install import staging
 from edge_llm.model.manifest import MANIFEST_NAME, ModelManifest
 
@@ -44,15 +44,36 @@ class ModelStore:
         return self.root / check_name(name)
 
     def names(self) -> list[str]:
-        """Names of the installed models, sorted."""
+        """Names of the installed models, sorted. Raises `StorageError` for a folder of models that cannot be read."""
         try:
             entries = sorted(entry.name for entry in self.root.iterdir())
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise self._unreadable(error) from None
         return [name for name in entries if self.has(name)]
 
     def has(self, name: str) -> bool:
-        return is_model_name(name) and (self.root / name / MANIFEST_NAME).is_file()
+        """Whether there is a model of this name, sound or not: `ModelManifest.read` says so. Raises as `names`."""
+        if not is_model_name(name):
+            return False
+        try:
+            (self.root / name / MANIFEST_NAME).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # it is there, and not ours to look into; or that holds for all of them
+            try:
+                (self.root / name).lstat()
+            except OSError as error:
+                raise self._unreadable(error) from None
+        return True
+
+    def _unreadable(self, error: OSError) -> StorageError:
+        reason = paths.obstacle(self.root) if isinstance(error, NotADirectoryError) else error.strerror
+        return StorageError(
+            f"the models in {self.root} cannot be read: {reason}",
+            hint="check who owns it and what its rights are, or set EDGE_LLM_HOME to another folder",
+        )
 
     def source_of(self, name: str) -> str | None:
         """Digest of the file that `name` was imported from; None if it is not installed or its manifest cannot be read."""
@@ -66,8 +87,12 @@ class ModelStore:
         return next((name for name in self.names() if self.source_of(name) == sha256), None)
 
     def size(self, name: str) -> int:
-        """Bytes on disk."""
-        return sum(entry.lstat().st_size for entry in self.path(name).iterdir())
+        """Bytes on disk, as far as they can be seen."""
+        size, folder = 0, self.path(name)
+        with contextlib.suppress(OSError):
+            for entry in folder.iterdir():
+                size += entry.lstat().st_size
+        return size
 
     def remove(self, name: str) -> int:
         """Deletes a model and gives the bytes freed. Raises `ModelNotFoundError`, `StorageError`."""
@@ -75,6 +100,8 @@ class ModelStore:
         with self.lock(name):
             if not folder.is_dir() or folder.is_symlink():
                 raise ModelNotFoundError(f"no model {name} is installed", hint="edge-llm models list shows what is")
+            with contextlib.suppress(OSError):  # not every file system has rights
+                folder.chmod(0o700)  # one without them could neither be measured nor moved nor emptied
             freed = self.size(name)
             try:
                 # out of sight first: a model that is half deleted must not be found

@@ -3,7 +3,8 @@
 The first start on a machine compiles with numba (seconds) and keeps the object code; later starts load it by
 `object_loader`, or through llvmlite where that does not know the format (milliseconds, numba is never imported). The kept
 file is code that will be run: it lies in a folder of ours that nobody else may write to, is named by a digest of everything
-that shaped it, and is checked before use. Anything that does not fit is a miss.
+that shaped it, and is checked before use. Anything that does not fit is a miss. Where the cache folder takes nothing, a
+folder among the temporary files does.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -53,6 +53,8 @@ class KernelLibrary:
 
     addresses: Mapping[str, int]
     from_cache: bool
+    notice: str = ""
+    """why the object code is not kept where it should be"""
 
     def address(self, name: str) -> int:
         """Address of the compiled function `name`; raises `KernelError` if there is none."""
@@ -70,16 +72,16 @@ _keep: list[Any] = []  # execution engines and cfuncs: their code must outlive e
 def load_kernels(progress: Progress | None = None) -> KernelLibrary:
     """The process's kernel library: loaded from the cache, else compiled and kept. Thread-safe.
 
-    Raises `KernelError` if the kernels cannot be compiled here. A cache that cannot be used costs a warning, not a failure.
+    Raises `KernelError` if the kernels cannot be compiled here. A cache that cannot be used costs a notice, not a failure.
     """
     global _library  # noqa: PLW0603 - one library a process: ONNX Runtime calls in by address
     with _lock:
         if _library is None:
             try:
-                folder = _cache_folder()
+                digest = fingerprint()
             except metadata.PackageNotFoundError as error:
                 raise KernelError(f"{error.name} is not installed", hint="run: edge-llm doctor") from None
-            _library = (_load(folder) if folder else None) or _compile(folder, progress)
+            _library = _kept(digest) or _compile(digest, progress)
         return _library
 
 
@@ -113,18 +115,33 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def _cache_folder() -> Path | None:
-    """The private folder for this fingerprint, or None (with one warning) where none can be had."""
-    try:
-        return paths.private_dir(paths.private_cache("kernels") / fingerprint())
-    except (StorageError, OSError) as error:  # OSError: the home folder cannot even be looked up
-        warnings.warn(
-            f"compiled kernels are not kept, so every start compiles them again: {error}", RuntimeWarning, stacklevel=3
-        )
-        return None
+def _place(digest: str, *, temporary: bool) -> Path:
+    """The private folder of a fingerprint, made if need be. Raises `StorageError`; `OSError` if it cannot even be looked up."""
+    return paths.private_dir(paths.private_cache("kernels", temporary=temporary) / digest)
+
+
+def _elsewhere(folder: Path, reason: str) -> str:
+    return f"compiled kernels are kept in {folder.parent}: {reason}"
 
 
 # --- loading -------------------------------------------------------------------------------------------------------------
+
+
+def _kept(digest: str) -> KernelLibrary | None:
+    """The library of a fingerprint, from the cache folder or the one that takes its place. Makes no folders."""
+    reason = ""
+    for temporary in (False, True):
+        try:
+            if not (paths.cache_dir(temporary=temporary) / "kernels" / digest).exists():
+                continue
+            folder = _place(digest, temporary=temporary)
+        except (StorageError, OSError) as error:
+            reason = reason or str(error)
+            continue
+        if (library := _load(folder)) is not None:
+            reason = reason or paths.obstacle(paths.cache_dir() / "kernels") or ""
+            return replace(library, notice=_elsewhere(folder, reason)) if temporary and reason else library
+    return None
 
 
 def _load(folder: Path) -> KernelLibrary | None:
@@ -217,7 +234,7 @@ def _outside(name: str) -> int:
 # --- compiling -----------------------------------------------------------------------------------------------------------
 
 
-def _compile(folder: Path | None, progress: Progress | None) -> KernelLibrary:
+def _compile(digest: str, progress: Progress | None) -> KernelLibrary:
     try:
         import numba
 
@@ -236,15 +253,28 @@ def _compile(folder: Path | None, progress: Progress | None) -> KernelLibrary:
     if progress:
         progress("", len(entries), len(entries))
     _keep.extend(compiled.values())
-    if folder is not None:
-        objects = [kernel._library._get_compiled_object() for kernel in compiled.values()]
-        _store(folder, objects, {name: kernel.native_name for name, kernel in compiled.items()})
+    objects = [kernel._library._get_compiled_object() for kernel in compiled.values()]
+    notice = _keep_for_later(digest, objects, {name: kernel.native_name for name, kernel in compiled.items()})
     addresses = {name: int(kernel.address) for name, kernel in compiled.items()}
-    return KernelLibrary(MappingProxyType(addresses), from_cache=False)
+    return KernelLibrary(MappingProxyType(addresses), from_cache=False, notice=notice)
+
+
+def _keep_for_later(digest: str, objects: list[bytes], symbols: Mapping[str, str]) -> str:
+    """Keep object code for the next start; what to say if that is not where it should be. Never fails."""
+    reason = ""
+    for temporary in (False, True):
+        try:
+            folder = _place(digest, temporary=temporary)
+            _store(folder, objects, symbols)
+        except (StorageError, OSError) as error:
+            reason = reason or str(error)
+        else:
+            return _elsewhere(folder, reason) if temporary else ""
+    return f"compiled kernels are not kept, so every start compiles them again: {reason}"
 
 
 def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> None:
-    """Keep object code for the next start; a full or read-only disk only costs that."""
+    """Write object code, whole or not at all. Raises `StorageError`."""
     header = json.dumps({"symbols": dict(symbols), "sizes": [len(code) for code in objects]}).encode()
     body = len(header).to_bytes(8, "little") + header + b"".join(objects)
     data = _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
@@ -258,18 +288,26 @@ def _store(folder: Path, objects: list[bytes], symbols: Mapping[str, str]) -> No
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        warnings.warn(f"compiled kernels could not be kept: {error}", RuntimeWarning, stacklevel=4)
-        return
+        raise StorageError(f"{folder} takes nothing: {error.strerror}") from None
     _sweep(folder)
+
+
+def stale(root: Path) -> list[Path]:
+    """Temporary files in the folder of all libraries that dead processes have left."""
+    found, old = [], time.time() - _TEMPORARY_S
+    with contextlib.suppress(OSError):  # there is none
+        for folder in root.iterdir():
+            if _FINGERPRINT.fullmatch(folder.name):
+                found += [p for p in folder.iterdir() if p.name != _OBJECT_FILE and p.stat().st_mtime < old]
+    return found
 
 
 def _sweep(current: Path) -> None:
     """Drop temporaries of processes that died, and the libraries of versions long gone; a few stay, for several
     interpreters may share the folder."""
     with contextlib.suppress(OSError):
-        for path in current.iterdir():
-            if path.name != _OBJECT_FILE and path.stat().st_mtime < time.time() - _TEMPORARY_S:
-                path.unlink()
+        for path in stale(current.parent):
+            path.unlink()
         others = sorted(
             (path for path in current.parent.iterdir() if path != current and _FINGERPRINT.fullmatch(path.name)),
             key=lambda path: path.stat().st_mtime,

@@ -1,6 +1,7 @@
 """DigestIndex: digests of files that were read before, so that a start hashes neither a model nor a GGUF file again.
 
-It lives in the cache folder and is only an aid: lost, unreadable or unwritable, files are hashed again.
+It lives in the cache folder and is only an aid: lost, unreadable or unwritable, files are hashed again. When something is
+written, what is known of files that are gone goes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from edge_llm import paths
 from edge_llm.errors import StorageError
 from edge_llm.model.digest import file_sha256
 
-_VERSION = 2
+_VERSION = 3
 _SETTLED_NS = 2_000_000_000
 """the coarsest clock of a file system: a file that changes again within one tick would look the same"""
+_TEMPORARY_S = 600
+"""age at which a temporary file belongs to nobody any more"""
 
 
 class DigestIndex:
@@ -41,7 +44,7 @@ class DigestIndex:
         age_ns = time.time_ns() - max(info.st_mtime_ns, info.st_ctime_ns)  # now, however long reading takes
         sha256 = file_sha256(file, advance)
         if age_ns > _SETTLED_NS:
-            self._put(info, sha256)
+            self._put(file, info, sha256)
         return sha256
 
     def _get(self, info: os.stat_result) -> str | None:
@@ -49,13 +52,13 @@ class DigestIndex:
             return None
         try:
             entry = json.loads(_path(self.root, info).read_text("utf-8"))
-            sha256 = entry.pop("sha256")
+            sha256, _ = entry.pop("sha256"), entry.pop("path")
         except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
             return None
         sound = isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None
         return sha256 if sound and entry == _state(info) else None
 
-    def _put(self, info: os.stat_result, sha256: str) -> None:
+    def _put(self, file: IO[bytes], info: os.stat_result, sha256: str) -> None:
         """A failure to write is of no consequence."""
         if self.root is None:
             return
@@ -63,10 +66,32 @@ class DigestIndex:
         temporary = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}.tmp")
         with contextlib.suppress(OSError):
             try:
-                temporary.write_text(json.dumps({**_state(info), "sha256": sha256}), "utf-8")
+                entry = {**_state(info), "sha256": sha256, "path": os.path.abspath(file.name)}
+                temporary.write_text(json.dumps(entry), "utf-8")
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
+            for old in stale(self.root):  # what was just read has cost more
+                old.unlink(missing_ok=True)
+
+
+def stale(root: Path) -> list[Path]:
+    """Files of an index that tell of files that are gone, or that dead processes have left."""
+    try:
+        return [path for path in root.iterdir() if _is_stale(path)]
+    except OSError:  # there is none
+        return []
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        if path.suffix == ".tmp":
+            return path.stat().st_mtime < time.time() - _TEMPORARY_S
+        return _path(path.parent, os.stat(json.loads(path.read_text("utf-8"))["path"])) != path
+    except PermissionError:  # it may be there
+        return False
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return True
 
 
 def _path(root: Path, info: os.stat_result) -> Path:

@@ -28,6 +28,8 @@ GOLDEN_NAME = "golden.json"
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_SYSTEM_PROMPT = 4096
 """characters"""
+IMPORT_AGAIN = "import the model again"
+"""the hint for a folder that is no sound model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,7 @@ class ModelManifest:
                 }
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-            raise ModelFormatError(
-                f"manifest.json is not a sound manifest: {error}", hint="import the model again"
-            ) from None
+            raise ModelFormatError(f"manifest.json is not a sound manifest: {error}", hint=IMPORT_AGAIN) from None
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:
@@ -182,8 +182,10 @@ class ModelManifest:
             with path.open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
+            denied = isinstance(error, PermissionError)
             raise ModelFormatError(
-                f"{folder.name} has no readable {MANIFEST_NAME}: {error.strerror}", hint="import the model again"
+                f"{folder.name} has no readable {MANIFEST_NAME}: {error.strerror}",
+                hint=f"give yourself the rights: chmod -R u+rwX {folder}" if denied else IMPORT_AGAIN,
             ) from None
         if len(data) > MAX_MANIFEST_BYTES:
             raise ModelFormatError(f"{MANIFEST_NAME} is larger than {MAX_MANIFEST_BYTES} bytes")
@@ -212,7 +214,7 @@ def _rope_table(raw: dict[str, Any]) -> RopeTable:
 
 def _require(condition: bool, what: str) -> None:
     if not condition:
-        raise ModelFormatError(f"manifest.json: {what}", hint="import the model again")
+        raise ModelFormatError(f"manifest.json: {what}", hint=IMPORT_AGAIN)
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -73,7 +74,9 @@ def _report(
 ) -> VerifyReport:
     files = check_files(folder, manifest.files, progress, digests=digests, known=known)
     listed = {*manifest.files, MANIFEST_NAME, GOLDEN_NAME}
-    extra = tuple(sorted(entry.name for entry in folder.iterdir() if entry.name not in listed))
+    extra: tuple[str, ...] = ()
+    with contextlib.suppress(OSError):  # a folder may forbid to list what may be read
+        extra = tuple(sorted(entry.name for entry in folder.iterdir() if entry.name not in listed))
     return VerifyReport(manifest.name, folder, files, extra, digests)
 
 

@@ -76,6 +76,24 @@ def test_a_damaged_history_is_said_and_private_goes_on(opened: list[ChatApp]) ->
     assert len(opened) == 1
 
 
+def test_a_home_that_takes_nothing_is_said_and_the_chat_opens(
+    opened: list[ChatApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "file"))
+    launch(None, EngineConfig(), Wish())
+    (app,) = opened
+    assert (app.store.path, app.start.private) == (None, False)
+    assert (
+        app.start.notice
+        == f"This chat is not kept, and earlier ones are not shown: {tmp_path / 'file'} is not a folder"
+    )
+    for wish in (Wish(last=True), Wish(resume=True)):
+        with pytest.raises(StorageError) as caught:
+            launch(None, EngineConfig(), wish)
+        assert caught.value.hint
+
+
 def test_our_own_server_answers_if_it_runs(
     opened: list[ChatApp], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

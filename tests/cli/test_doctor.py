@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from edge_llm_cli import doctor
@@ -64,7 +66,7 @@ def test_a_provider_that_is_not_there_is_not_said_to_run(invoke, monkeypatch: py
     assert value["runs"]["layout"].endswith("; not on qnn: qnn is not installed: pip install 'onnxruntime-qnn>=2.4'")
 
 
-@pytest.mark.parametrize(("home", "code"), [("/proc/none", 0), ("/dev/null/x", 1), ("relative/home", 0)])
+@pytest.mark.parametrize(("home", "code"), [("/dev/null/x", 1), ("relative/home", 0)])
 def test_folders_that_cannot_be_used(
     invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str, code: int
 ) -> None:
@@ -95,3 +97,26 @@ def test_what_is_in_the_way_is_named_and_fails(invoke, own_home: Path) -> None:
     result = invoke("doctor")
     assert result.exit_code == 1
     assert "is not sound TOML" in result.stdout.split("problems")[-1]
+
+
+def test_a_folder_that_takes_nothing_is_a_problem(invoke, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_home / "data" / "models").mkdir(parents=True)
+    (own_home / "cache" / "kernels").mkdir(parents=True)
+    (own_home / "cache" / "kernels").chmod(0o777)
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not (mode & os.W_OK and path.name == "models") and real(path, mode)
+    )
+    value = json.loads(invoke("doctor", "--json").stdout)
+    reasons = {"data": f"{own_home}/data/models cannot be written"}
+    reasons["cache"] = f"{own_home}/cache/kernels can be changed by other users"
+    assert value["problems"] == {f"{name} folder": reason for name, reason in reasons.items()}
+    assert all(reason in value["folders"][name] for name, reason in reasons.items())
+    assert invoke("doctor").exit_code == 1
+
+
+def test_a_full_disk_is_a_problem(invoke, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_home / "data").mkdir(parents=True)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    problems = json.loads(invoke("doctor", "--json").stdout)["problems"]
+    assert problems == {"data folder": f"the disk of {own_home}/data is full"}

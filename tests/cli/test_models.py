@@ -165,10 +165,52 @@ def test_no_space_is_bad_input_with_a_hint(invoke, own_home: Path, monkeypatch: 
 def test_a_home_that_cannot_be_made(invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "file" / "home"))
-    assert invoke("models", "list").exit_code == 0
-    result = invoke("pull", "tiny")
-    assert result.exit_code == 2
-    assert "EDGE_LLM_HOME" in result.stderr
+    for arguments in (["models", "list"], ["pull", "tiny"], ["run", "Hi", "-m", "tiny"], ["tune"]):
+        result = invoke(*arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        error, hint = result.stderr.splitlines()
+        assert error.endswith(f": {tmp_path / 'file'} is not a folder")
+        assert "EDGE_LLM_HOME" in hint
+    assert invoke("tune", "--reset").exit_code == 0
+
+
+def test_a_bad_model_hides_no_other_and_is_named_with_what_to_do(invoke, gguf: Path, exporter: FakeExporter) -> None:
+    invoke("import", str(gguf), "--name", "good")
+    store = ModelStore()
+    for name in ("bad", "tiny"):
+        store.path(name).mkdir()
+        (store.path(name) / "manifest.json").mkdir()
+    listed = invoke("models", "list")
+    assert listed.exit_code == 0
+    states = {line.split()[0]: line.split("  ")[-1].strip() for line in listed.stdout.splitlines()}
+    assert states["good"] == "installed"
+    assert states["bad"] == "damaged: bad has no readable manifest.json: not a regular file"
+    bad, tiny = listed.stderr.splitlines()
+    assert bad == "hint: bad: import its file again, with --name bad, or remove it: edge-llm models rm bad"
+    assert tiny.startswith("hint: tiny: edge-llm pull tiny, or remove it: ")
+    assert json.loads(invoke("doctor", "--json").stdout)["models"]["bad"]["remedy"] == bad.removeprefix("hint: bad: ")
+    assert invoke("models", "rm", "bad", "--yes").exit_code == 0
+    assert invoke("pull", "tiny").exit_code == 0
+    assert invoke("models", "list").stderr == ""
+
+
+def test_a_file_of_the_catalog_is_imported_under_its_name(invoke, gguf: Path) -> None:
+    assert invoke("import", str(gguf), "--name", "tiny").stdout.startswith("tiny is installed in ")
+    gguf.write_bytes(GGUF + b"more")
+    refused = invoke("import", str(gguf), "--name", "tiny")
+    assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "hint: choose another name with --name")
+
+
+def test_cache_stats_tells_what_was_left_and_clear_deletes_it(invoke, own_home: Path) -> None:
+    left = own_home / "cache" / "digests" / "1-2.77.ab.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x" * 200_000)
+    os.utime(left, (0, 0))
+    assert "left behind   0.2 MB" in invoke("cache", "stats").stdout
+    assert json.loads(invoke("cache", "stats", "--json").stdout)["others"]["leftovers"] == 200_000
+    assert invoke("cache", "clear", "--yes").stdout == "0 blocks are deleted, 0.2 MB are free again\n"
+    assert not left.exists()
+    assert "left behind" not in invoke("cache", "stats").stdout
 
 
 def test_a_group_without_a_verb_shows_its_help(invoke) -> None:

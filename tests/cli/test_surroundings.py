@@ -125,6 +125,38 @@ def test_a_user_without_a_home_can_install_models(tiny_gguf: Path, monkeypatch: 
         assert Path(folder, "edge-llm-54321", "data", "models", "mine", "weights.bin").is_file()
 
 
+def test_a_home_that_cannot_be_written(
+    tiny_folder: Path,
+    own_home: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same answer, and one line that says where compiled kernels are and what is not kept."""
+    plain = program(*ANSWER, "-m", str(tiny_folder), "--private")
+    assert plain.returncode == 0, plain.stderr
+    instead = tmp_path / "temporary" / f"edge-llm-{os.geteuid()}" / "cache"
+    instead.mkdir(parents=True, mode=0o700)
+    instead.parent.chmod(0o700)
+    (own_home / "cache" / "kernels").rename(instead / "kernels")  # as the first start would have left it
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    prefix = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    if prefix and (shutil.which("setpriv") is None or subprocess.run([*prefix, "true"], check=False).returncode):
+        pytest.skip("root that passes all rights")
+    folders = [own_home, *(path for path in own_home.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        result = program(*ANSWER, "-m", str(tiny_folder), prefix=prefix)
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+    assert (result.returncode, result.stdout) == (0, plain.stdout)
+    notices = [text for text in result.stderr.splitlines() if "cannot be written" in text]
+    assert len(notices) == 1
+    assert f"compiled kernels are kept in {instead}/kernels: " in notices[0]
+    assert "what is read is not kept for the next start: " in notices[0]
+
+
 IDLE = """
 import sys, time
 from pathlib import Path

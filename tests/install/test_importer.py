@@ -186,6 +186,22 @@ def test_import_under_a_name(recipe: Recipe, exporter: FakeExporter, gguf: Path)
     assert exporter.calls == 2
 
 
+def test_a_name_of_the_catalog_is_for_its_own_file(recipe: Recipe, exporter: FakeExporter, tmp_path: Path) -> None:
+    """Without a network: what is imported is what `pull` would have made."""
+    source = tmp_path / recipe.source.file
+    source.write_bytes(GGUF)
+    folder = importer.import_file(source, name=recipe.name)
+    imported = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert importer.pull(recipe.name) == importer.resolve(recipe.name) == folder
+    assert exporter.calls == 1
+    ModelStore().remove(recipe.name)
+    assert {path.name: path.read_bytes() for path in importer.pull(recipe.name).iterdir()} == imported
+    source.write_bytes(GGUF + b"more")
+    with pytest.raises(InputError, match=f"is not its file.*{recipe.source.sha256}") as caught:
+        importer.import_file(source, name=recipe.name)
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize("stem", ["..", ".gguf", "con", "a" * 300, "\x1b[31mred", "名前", "a/../../b", "-rf"])
 def test_a_name_derived_from_any_file_name_is_sound(stem: str) -> None:
     name = importer._derived_name(Path(f"{stem}.gguf"), "0123456789abcdef")

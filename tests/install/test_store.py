@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from edge_llm.errors import InputError, ModelNotFoundError
+from edge_llm.errors import InputError, ModelNotFoundError, StorageError
 from edge_llm.install import importer
 from edge_llm.install.store import ModelStore, is_model_name
 from tests.install.fakes import FOLDER_FILES, GGUF, FakeExporter, files_under, sha256
@@ -75,6 +77,67 @@ def test_a_model_with_an_unreadable_manifest_does_not_hide_others(installed: str
     store.path("bad").mkdir()
     (store.path("bad") / "manifest.json").write_text("{")
     assert store.find_source(sha256(GGUF)) == installed
+
+
+def test_a_model_that_cannot_be_looked_into_is_there(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one without rights is for anybody but root; it hides no other, and another name is free."""
+    real, store = Path.lstat, ModelStore()
+
+    def denied(path: Path) -> os.stat_result:
+        if path.parent.name == "bad":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    store.path("bad").mkdir()
+    monkeypatch.setattr(Path, "lstat", denied)
+    assert store.names() == ["bad", installed]
+    assert not store.has("free")
+    assert store.size("bad") == 0
+    assert store.find_source(sha256(GGUF)) == installed
+
+
+def test_models_that_cannot_be_read_are_not_said_to_be_none(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", denied)
+    monkeypatch.setattr(Path, "iterdir", denied)
+    for look in (ModelStore().names, lambda: ModelStore().has(installed)):
+        with pytest.raises(StorageError, match="cannot be read: Permission denied") as caught:
+            look()
+        assert caught.value.hint
+
+
+def test_a_file_in_the_place_of_the_store_is_named(own_home: Path) -> None:
+    own_home.write_text("")
+    assert not ModelStore().has("x")
+    with pytest.raises(StorageError, match=f"{own_home} is not a folder"):
+        ModelStore().names()
+
+
+def test_a_model_without_rights_can_be_removed(installed: str) -> None:
+    store = ModelStore()
+    size = store.size(installed)
+    store.path(installed).chmod(0)
+    assert store.remove(installed) == size
+    assert files_under(store.root.parent) == {"models"}
+
+
+def test_a_file_system_without_rights_or_links_is_enough(
+    exporter: FakeExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    for owner, name in ((os, "chmod"), (Path, "chmod"), (os, "link"), (os, "symlink")):
+        monkeypatch.setattr(owner, name, refused)
+    (tmp_path / "a.gguf").write_bytes(GGUF)
+    folder = importer.import_file(tmp_path / "a.gguf", name="mine")
+    (folder / "weights.bin").write_bytes(b"damaged")
+    importer.import_file(tmp_path / "a.gguf", name="mine")
+    assert importer.resolve("mine") == folder
+    assert ModelStore().remove("mine") > 5000
+    assert files_under(ModelStore().root.parent) == {"models"}
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from edge_llm.errors import StorageError
 from edge_llm.kernels import warmup
 
 WRITER = """
 import sys
 from pathlib import Path
+from edge_llm.errors import StorageError
 from edge_llm.kernels import warmup
 for i in range(150):
     warmup._store(Path(sys.argv[1]), [sys.argv[2].encode() * 20_000], {"name": "symbol"})
@@ -40,9 +42,7 @@ def test_readers_see_old_or_new_code_and_never_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
-def test_a_full_disk_costs_a_warning_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """B28: and once there is room, code is kept again."""
 
     def full(*_: object) -> None:
@@ -52,7 +52,7 @@ def test_a_full_disk_costs_a_warning_and_leaves_nothing(
     folder.mkdir(parents=True)
     with monkeypatch.context() as patch:
         patch.setattr(warmup.os, "replace", full)
-        with pytest.warns(RuntimeWarning, match="could not be kept"):
+        with pytest.raises(StorageError, match=f"takes nothing: {os.strerror(number)}"):
             warmup._store(folder, [b"code"], {"name": "symbol"})
     assert not list(folder.iterdir())
     warmup._store(folder, [b"code"], {"name": "symbol"})

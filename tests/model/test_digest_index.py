@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,29 @@ def test_an_index_that_cannot_be_written_does_no_harm(cache: Path, file: Path) -
     cache.parent.mkdir(parents=True, mode=0o700)
     cache.write_text("in the way")
     assert [found(file) for _ in range(2)] == [(OLD, True)] * 2
+
+
+def test_what_is_known_of_files_that_are_gone_goes(cache: Path, tmp_path: Path) -> None:
+    """When something is written; nothing looks for it at a start that writes nothing."""
+    files = [tmp_path / name for name in "abcd"]
+    for path in files:
+        path.write_bytes(OLD)
+        found(path)
+    assert len(list(cache.iterdir())) == 4
+    files[0].unlink()
+    files[1].rename(tmp_path / "moved")
+    files[2].unlink()
+    files[2].mkdir()
+    for name, age in (("1-2.5.ab.tmp", 1e5), ("1-2.6.ab.tmp", 0)):
+        (cache / name).write_text("")
+        os.utime(cache / name, (time.time() - age, time.time() - age))
+    assert found(files[3]) == (OLD, False)
+    assert len(list(cache.iterdir())) == 6
+    (tmp_path / "new").write_bytes(NEW)
+    found(tmp_path / "new")
+    assert len(list(cache.iterdir())) == 3
+    assert (cache / "1-2.6.ab.tmp").exists()
+    assert [found(path) for path in (files[3], tmp_path / "new")] == [(OLD, False), (NEW, False)]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720])

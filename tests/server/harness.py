@@ -22,6 +22,7 @@ from edge_llm_server.settings import ServerSettings
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.core import EngineCore
 from edge_llm.engine.host import EngineHost
+from edge_llm.errors import StorageError
 from edge_llm.install.golden import Golden
 from tests.engine.fakes import make_core
 
@@ -70,7 +71,7 @@ def running(
     load: Callable[[Path], EngineClient] | None = None,
     most_requests: int = 1 << 30,
     wait: bool = True,
-    batches: Path | None = None,
+    batches: Path | StorageError | None = None,
     goldens: Mapping[str, Golden] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[Running]:
@@ -89,7 +90,7 @@ def running(
         made,
         host,
         {name: card(name) for name in made.models},
-        batches=None if batches is None else Batches(batches, host, Log(stream)),
+        batches=Batches(batches, host, Log(stream)) if isinstance(batches, Path) else batches,
         goldens=goldens,
         log=Log(stream),
         most_requests=most_requests,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -18,6 +20,8 @@ import httpx
 import openai
 import pytest
 from edge_llm_batch.lines import read_lines
+from edge_llm_batch.results import ResultFile
+from edge_llm_server import batches as batches_module
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batches import Batches
 from edge_llm_server.exchange import Log
@@ -220,10 +224,105 @@ def test_two_servers_do_not_answer_the_same_batches(tmp_path: Path) -> None:
         Batches(tmp_path / "batches", host_of({}, lambda _: ThreadClient(make_core())), Log())
 
 
-def test_without_a_folder_it_says_why() -> None:
-    with running() as server:
-        reply = httpx.get(f"{server.url}/v1/files")
-        assert (reply.status_code, reply.json()["error"]["type"]) == (501, "not_supported_error")
+@pytest.mark.parametrize(
+    ("batches", "told"),
+    [
+        (None, (501, "not_supported_error")),
+        (StorageError("/secret/home cannot be written"), (503, "unavailable_error")),
+    ],
+    ids=["private", "unwritable"],
+)
+def test_without_a_folder_it_says_why(batches: StorageError | None, told: tuple[int, str]) -> None:
+    with running(batches=batches) as server:
+        for path in ("files", "batches"):
+            reply = httpx.get(f"{server.url}/v1/{path}")
+            assert (reply.status_code, reply.json()["error"]["type"]) == told
+            assert "secret" not in reply.text
+
+
+def test_a_folder_that_takes_nothing_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_server.batches.obstacle", lambda folder: f"{folder} cannot be written")
+    with pytest.raises(StorageError, match="batches cannot be written"):
+        Batches(tmp_path / "batches", host_of({}, lambda _: ThreadClient(make_core())), Log())
+    monkeypatch.undo()
+    (tmp_path / "batches" / "lock").mkdir()
+    with pytest.raises(StorageError, match="lock: Is a directory"):
+        Batches(tmp_path / "batches", host_of({}, lambda _: ThreadClient(make_core())), Log())
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EDQUOT, 507), (errno.EROFS, 503)])
+def test_what_cannot_be_written_is_refused_and_leaves_nothing(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", jsonl(line(1))), purpose="batch")
+        before = sorted(path.name for path in (tmp_path / "batches").iterdir())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            for attempt in (
+                lambda: client.files.create(file=("in.jsonl", jsonl(line(2))), purpose="batch"),
+                lambda: begin_with(client, file.id),
+            ):
+                with pytest.raises(openai.APIStatusError) as caught:
+                    attempt()
+                assert caught.value.status_code == status
+        assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == before
+        assert list(client.batches.list()) == []
+        assert ended(client, begin_with(client, file.id).id).status == "completed"
+    faults = [entry["fault"] for entry in server.log if entry.get("status") == status]
+    assert len(faults) == 2
+    assert all(fault.startswith("OSError at ") for fault in faults)
+
+
+def begin_with(client: openai.OpenAI, file_id: str) -> Any:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+def test_a_home_that_is_deleted_meanwhile_is_told(server: Running, tmp_path: Path) -> None:
+    with client_of(server) as client:
+        client.files.create(file=("in.jsonl", jsonl(line(1))), purpose="batch")
+        shutil.rmtree(tmp_path / "batches")
+        assert list(client.files.list()) == []
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.files.create(file=("in.jsonl", jsonl(line(1))), purpose="batch")
+        assert caught.value.status_code == 503
+        assert client.chat.completions.create(model="fake", messages=line(9)["body"]["messages"], max_tokens=2).choices
+
+
+def test_a_batch_waits_for_room_and_loses_nothing(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that cannot be written, and then not even the state of the batch."""
+    monkeypatch.setattr("edge_llm_server.batches.PAUSE_S", 0.01)
+    room, real_write, real_json = [2], ResultFile.write, batches_module.write_json
+
+    def write(results: ResultFile, result: dict[str, Any]) -> None:
+        if not room[0]:
+            results._file.write(b'{"id": "batch_req_')  # what still found room
+            raise StorageError("no space")
+        room[0] -= 1
+        real_write(results, result)
+
+    def write_json(path: Path, value: dict[str, Any]) -> None:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "no space")
+        real_json(path, value)
+
+    monkeypatch.setattr(ResultFile, "write", write)
+    monkeypatch.setattr(batches_module, "write_json", write_json)
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", jsonl(*map(line, range(6)))), purpose="batch")
+        made = begin_with(client, file.id)
+        until(lambda: len([entry for entry in server.log if entry["event"] == "batch"]) >= 3)
+        assert client.batches.retrieve(made.id).status == "in_progress"
+        room[0] = 100
+        done = ended(client, made.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 6)
+        results = [json.loads(text) for text in client.files.content(done.output_file_id).text.splitlines()]
+        assert sorted(result["custom_id"] for result in results) == [f"q{number}" for number in range(6)]
 
 
 BOUNDARY = b"multipart/form-data; boundary=x"
