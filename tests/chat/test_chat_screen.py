@@ -68,8 +68,15 @@ async def closed(pilot: Pilot[None]) -> None:
 def test_a_model_that_does_not_run_as_asked_says_so() -> None:
     async def body(pilot: Pilot[None]) -> None:
         await wait_until(lambda: "the CPU computes" in shown(pilot), pilot)
+        pilot.app.clear_notifications()
+        await say(pilot, "Hi")  # what was said once is not said again
+        assert "the CPU computes" not in shown(pilot)
+        backend.told = "a fallback answers"  # and what is new since then is
+        await say(pilot, "Hi")
+        await wait_until(lambda: "a fallback answers" in shown(pilot), pilot)
 
-    run(body, FakeBackend("a", notice="the CPU computes"))
+    backend = FakeBackend("a", notice="the CPU computes")
+    run(body, backend)
 
 
 # --- answers and branches ---

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WIDE = 64
 """columns of a window that has room for more than what is needed most"""
+_READ_PER_S = 15
+"""characters that somebody reads who was doing something else"""
 WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"
 
 
@@ -116,7 +118,7 @@ class ShownScreen(Screen[None]):
             self.report(error)
 
     def tell(self, text: str) -> None:
-        self.notify(clean_line(text), markup=False, timeout=3)
+        self.notify(clean_line(text), markup=False, timeout=max(3.0, len(text) / _READ_PER_S))
 
     def action_copy_selection(self) -> None:
         text = self.get_selected_text()
