@@ -747,10 +747,24 @@ def test_the_help_tells_every_key_and_command() -> None:
                 assert binding.description in told
         for one in COMMANDS:
             assert one.usage in told
+        assert told.count("Ctrl+C") == 1
+        assert "  Shift+Tab, Ctrl+↑ " in told
         await pilot.press("escape")
         await closed(pilot)
 
-    run(body, FakeBackend(), (100, 120))
+    run(body, FakeBackend(), (100, 140))
+
+
+def test_the_help_in_a_narrow_window_is_wrapped_below_its_lines() -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        await pilot.press("f1")
+        await dialog(pilot, HelpScreen)
+        lines = [line.strip(" │▁▂▃▄▅▆▇█") for line in shown(pilot).splitlines()]
+        at = lines.index("Tab  Complete a command or a")
+        assert lines[at + 1] == "file"
+        assert shown(pilot).splitlines()[at + 1].index("file") == shown(pilot).splitlines()[at].index("Tab") + 2
+
+    run(body, FakeBackend(), (40, 140))
 
 
 def test_the_palette_offers_the_commands() -> None:

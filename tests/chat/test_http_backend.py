@@ -393,12 +393,13 @@ def test_a_model_that_a_server_has_to_load_is_waited_for(monkeypatch: pytest.Mon
             return await super()._request(method, path, body)
 
     async def body(url: str) -> None:
-        backend = Counting(url, model="later")
+        backend, failing = Counting(url, model="later"), HttpBackend(url, model="never")
         await backend.load(quiet)
-        await backend.close()
         assert asked.count("/api/generate") >= 3
         with pytest.raises(RuntimeFailure, match="never cannot be loaded: no memory"):
-            await HttpBackend(url, model="never").load(quiet)
+            await failing.load(quiet)
+        await backend.close()
+        await failing.close()
 
     with running(load=load, models=("fake", "later", "never"), load_wait_s=0) as server:
         asyncio.run(body(server.url))

@@ -277,10 +277,14 @@ class ChatScreen(WritingScreen):
             self.tell(f"There is no theme {name}")
 
     def do_help(self, _argument: str) -> None:
+        from edge_llm_chat.screens.inspector import InspectorScreen
+
         sections: dict[str, tuple[type, ...]] = {
             "Writing": (Composer,),
             "Anywhere": (type(self), ConversationScreen, ShownScreen, type(self.app)),
             "On a message": (MessageView, Transcript),
+            "In the inspector": (InspectorScreen,),
+            "In the list of chats": (HistoryScreen,),
         }
         self.app.push_screen(HelpScreen(sections))
 

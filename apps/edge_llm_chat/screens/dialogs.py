@@ -28,7 +28,7 @@ class Choice:
 
     def content(self) -> Content:
         label, detail = Content(clean_line(self.label)), clean_line(self.detail)
-        return Content.assemble(label, ("\n  " + detail, "$foreground-muted")) if detail else label
+        return Content.assemble(label, ("\n" + detail, "$foreground-muted")) if detail else label
 
 
 class PickScreen(ModalScreen[str | None]):
@@ -47,6 +47,7 @@ class PickScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
             dialog.border_title = clean_line(self._title)
+            dialog.border_subtitle = "Enter chooses · Escape leaves"
             yield Input(placeholder="search")
             yield OptionList(markup=False)
 

@@ -28,7 +28,7 @@ WIDE = 64
 """columns of a window that has room for more than what is needed most"""
 _READ_PER_S = 15
 """characters that somebody reads who was doing something else"""
-WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"
+WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line\n/ commands · F1 help"
 
 
 class ShownScreen(Screen[None]):
@@ -144,7 +144,7 @@ class ShownScreen(Screen[None]):
 
     def _show_hint(self, text: str = "") -> None:
         """What is to be known of the question that is being written."""
-        editing = ["editing: Enter asks anew, Escape leaves it"] if self._editing is not None else []
+        editing = ["editing: Escape leaves"] if self._editing is not None else []
         self.composer.border_subtitle = " · ".join([*editing, *([text] if text else [])])
 
     def _show_attached(self) -> None:
