@@ -17,7 +17,7 @@ from edge_llm.messages import Role
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.conversation import Attachment, Conversation, Facts, Turn
 from edge_llm_chat.widgets.composer import Composer
-from edge_llm_chat.widgets.message import Place
+from edge_llm_chat.widgets.message_lines import Place
 from edge_llm_chat.widgets.status import StatusLine
 from edge_llm_chat.widgets.transcript import Transcript
 
