@@ -99,11 +99,12 @@ class LineScreen(ModalScreen[str | None]):
             yield Static(clean(self._hint), classes="hint", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        wrong = self._check(event.value)
+        value = event.value.strip()
+        wrong = self._check(value)
         if wrong:
             self.query_one(Static).update(Content.styled(clean_line(wrong), "$text-error"))
         else:
-            self.dismiss(event.value)
+            self.dismiss(value)
 
 
 class _Paragraphs(TextArea):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
@@ -48,6 +49,7 @@ class ShownScreen(Screen[None]):
         self.conversation = conversation
         self._editing: int | None = None  # the question that is written anew
         self._attached: list[Attachment] = []
+        self._told: dict[str, float] = {}  # what was said, and until when it is to be seen
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -118,7 +120,11 @@ class ShownScreen(Screen[None]):
             self.report(error)
 
     def tell(self, text: str) -> None:
-        self.notify(clean_line(text), markup=False, timeout=max(3.0, len(text) / _READ_PER_S))
+        """Say something for as long as it takes to read; what is on the screen already is not said again."""
+        lasts_s, now = max(3.0, len(text) / _READ_PER_S), time.monotonic()
+        if self._told.get(text, 0.0) < now:
+            self._told = {one: until for one, until in self._told.items() if until > now} | {text: now + lasts_s}
+            self.notify(clean_line(text), markup=False, timeout=lasts_s)
 
     def action_copy_selection(self) -> None:
         text = self.get_selected_text()
