@@ -291,7 +291,7 @@ def test_chats_are_changed_in_the_list() -> None:
         await dialog(pilot, HistoryScreen)
         await pilot.press("down", "f2")
         await dialog(pilot, LineScreen)
-        pilot.app.screen.query_one(Input).value = "felines"
+        pilot.app.screen.query_one(Input).value = " felines "
         await pilot.press("enter")
         await dialog(pilot, HistoryScreen)
         await pilot.press("ctrl+t")
