@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     import httpx
 
 _CONNECT_S, _READ_S, _FIGURE_S = 5.0, 600.0, 1.0
-_RETRY_S = 2.0
-"""between two questions whether a model is loaded"""
+_LOAD_S, _RETRY_S = 600.0, 2.0
+"""how long a model may take to be loaded, and between two questions whether it is"""
 
 
 class HttpBackend:
@@ -89,12 +90,13 @@ class HttpBackend:
 
     async def _answering(self) -> str:
         """Wait until a server of ours has loaded the model; gives the name of that or of the fallback in its stead."""
-        while self._client is not None:
+        until = time.monotonic() + _LOAD_S  # a load that fails late is begun again by who asks, and would be for ever
+        while True:
             response = await self._request("POST", "/api/generate", {"model": self._model})
-            if response.status_code != 503 or "retry-after" not in response.headers:
+            waits = response.status_code == 503 and "retry-after" in response.headers
+            if not waits or time.monotonic() > until:
                 return whole(str(self._read(response).get("model") or self._model))
             await asyncio.sleep(_RETRY_S)
-        raise EngineStoppedError("the connection was closed")
 
     async def answer(self, ask: Ask) -> Answering:
         if self._client is None or self._model is None:

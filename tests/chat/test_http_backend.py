@@ -381,8 +381,6 @@ def test_a_model_that_a_server_has_to_load_is_waited_for(monkeypatch: pytest.Mon
     def load(folder: Path) -> EngineClient:
         if folder.name == "later":
             assert go.wait(20)
-        if folder.name == "never":
-            raise SessionError("no memory")
         return ThreadClient(make_core())
 
     class Counting(HttpBackend):
@@ -393,16 +391,41 @@ def test_a_model_that_a_server_has_to_load_is_waited_for(monkeypatch: pytest.Mon
             return await super()._request(method, path, body)
 
     async def body(url: str) -> None:
-        backend, failing = Counting(url, model="later"), HttpBackend(url, model="never")
+        backend = Counting(url, model="later")
         await backend.load(quiet)
         assert asked.count("/api/generate") >= 3
-        with pytest.raises(RuntimeFailure, match="never cannot be loaded: no memory"):
-            await failing.load(quiet)
         await backend.close()
-        await failing.close()
 
-    with running(load=load, models=("fake", "later", "never"), load_wait_s=0) as server:
+    with running(load=load, models=("fake", "later"), load_wait_s=0) as server:
         asyncio.run(body(server.url))
+
+
+def test_a_model_that_a_server_cannot_load_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(folder: Path) -> EngineClient:
+        if folder.name == "never":
+            raise SessionError("no memory")
+        return ThreadClient(make_core())
+
+    async def body(url: str) -> None:
+        backend = HttpBackend(url, model="never")
+        with pytest.raises(RuntimeFailure, match="never cannot be loaded: no memory"):
+            await backend.load(quiet)
+        await backend.close()
+
+    with running(load=load, models=("fake", "never")) as server:
+        asyncio.run(body(server.url))
+    monkeypatch.setattr(
+        "edge_llm_chat.http_backend._LOAD_S", 0.0
+    )  # nor is one for ever whose load fails too late to be told
+
+    async def late(url: str) -> None:
+        backend = HttpBackend(url, model="never")
+        with pytest.raises(RuntimeFailure, match="is being loaded"):
+            await backend.load(quiet)
+        await backend.close()
+
+    with running(load=load, models=("fake", "never"), load_wait_s=0) as server:
+        asyncio.run(late(server.url))
 
 
 def test_another_server_does_not_go_on_from_a_token() -> None:
