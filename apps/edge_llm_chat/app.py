@@ -20,7 +20,7 @@ from edge_llm_chat.commands import COMMANDS
 from edge_llm_chat.conversation import Conversation
 from edge_llm_chat.paste import MOST_PASTED, PasteCut, PasteParser
 from edge_llm_chat.preferences import Preferences
-from edge_llm_chat.signals import leave_on_signals
+from edge_llm_chat.signals import go_on_after_stops, leave_on_signals
 from edge_llm_chat.store import Store
 from edge_llm_chat.themes import DARK, LIGHT
 from edge_llm_chat.writer import Writer
@@ -98,6 +98,8 @@ class ChatApp(App[None]):
 
         if not self.is_headless:
             leave_on_signals(lambda code: self.exit(return_code=code))
+            if self._driver is not None:
+                go_on_after_stops(self._driver, self.refresh)
         start = self.start
         stored = start.conversation
         conversation = Conversation() if stored is None else self.store.load(stored)

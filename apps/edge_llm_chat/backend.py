@@ -27,8 +27,6 @@ class ModelInfo:
     """it can go on from a chosen beginning of an answer"""
     end_ids: frozenset[int] = frozenset()
     """tokens that end an answer"""
-    notice: str = ""
-    """one sentence about why it does not run as asked or as it usually does; empty: it does"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,10 @@ class ChatBackend(Protocol):
 
     async def count(self, messages: tuple[Message, ...]) -> int | None:
         """Tokens that these messages are to the model; None if that is not known."""
+        ...
+
+    def notice(self) -> str:
+        """One sentence that the user should know of the model that answers now, as after a fallback; empty: nothing."""
         ...
 
     def kv_bytes(self) -> int | None:

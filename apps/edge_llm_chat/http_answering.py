@@ -21,9 +21,10 @@ class HttpAnswering:
     """One streamed completion, as events."""
 
     def __init__(
-        self, client: httpx.AsyncClient, path: str, body: dict[str, Any], afterwards: Callable[[], Awaitable[None]]
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any], afterwards: Callable[[str], Awaitable[object]]
     ) -> None:
-        """What POST `path` streams; `afterwards` is awaited between the last word and the end."""
+        """What POST `path` streams; `afterwards` is awaited between the last word and the end, with the name
+        of the model that has answered."""
         self._client, self._path, self._body, self._afterwards = client, path, body, afterwards
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
@@ -64,7 +65,7 @@ class HttpAnswering:
                 async for data in server_events(response):
                     for event in told.take(data):
                         queue.put_nowait(event)
-            await self._afterwards()
+            await self._afterwards(told.model or self._body["model"])
         except httpx.HTTPError as error:
             if not self._cancelled:
                 queue.put_nowait(unreachable("the server", error))
@@ -79,7 +80,8 @@ def checked(status: int, content: bytes, headers: Mapping[str, str]) -> dict[str
     if status == 200:
         return json_object(content.decode("utf-8", "replace"))
     try:
-        fault = json.loads(content)["error"]["message"]
+        fault = json.loads(content)["error"]
+        fault = fault if isinstance(fault, str) else fault["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
         fault = f"the server answered with status {status}"
     text = whole(str(fault))[:500]

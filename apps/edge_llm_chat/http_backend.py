@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import httpx
 
 _CONNECT_S, _READ_S, _FIGURE_S = 5.0, 600.0, 1.0
+_LOAD_S, _RETRY_S = 600.0, 2.0
+"""how long a model may take to be loaded, and between two questions whether it is"""
 
 
 class HttpBackend:
@@ -45,6 +49,7 @@ class HttpBackend:
         self._base, self._model, self._key, self._socket = base, model, key, socket
         self._slides, self._ours = slides, False
         self._kv_bytes: int | None = None
+        self._notice = ""
         self._client: httpx.AsyncClient | None = None
         self._answers: WeakSet[HttpAnswering] = WeakSet()
 
@@ -71,12 +76,27 @@ class HttpBackend:
             names = ", ".join(whole(item["id"]) for item in listed[:8])
             raise InputError(f"the server has no model {self._model!r}", hint=f"it has: {names}")
         self._model = whole(self._model or chosen["id"])
+        self._ours = any(item.get("owned_by") == "edge_llm" for item in listed)
+        name = self._model
+        if self._ours:
+            progress("loading", 0, 0)
+            name = await self._answering()
+            chosen = await self._look(name)
         context = next(
             (chosen[key] for key in ("max_model_len", "context_length") if isinstance(chosen.get(key), int)), None
         )
-        self._ours = any(item.get("owned_by") == "edge_llm" for item in listed)
         # others may not know logprobs, and do not tell the ids of tokens
-        return ModelInfo(self._model, context, inspects=self._ours, forks=self._ours)
+        return ModelInfo(name, context, inspects=self._ours, forks=self._ours)
+
+    async def _answering(self) -> str:
+        """Wait until a server of ours has loaded the model; gives the name of that or of the fallback in its stead."""
+        until = time.monotonic() + _LOAD_S  # a load that fails late is begun again by who asks, and would be for ever
+        while True:
+            response = await self._request("POST", "/api/generate", {"model": self._model})
+            waits = response.status_code == 503 and "retry-after" in response.headers
+            if not waits or time.monotonic() > until:
+                return whole(str(self._read(response).get("model") or self._model))
+            await asyncio.sleep(_RETRY_S)
 
     async def answer(self, ask: Ask) -> Answering:
         if self._client is None or self._model is None:
@@ -99,7 +119,7 @@ class HttpBackend:
             **params,
             **({"truncation": "auto"} if self._ours and self._slides else {}),
         }
-        answering = HttpAnswering(self._client, path, body, self._ask_for_kv_bytes)
+        answering = HttpAnswering(self._client, path, body, self._look)
         self._answers.add(answering)
         return answering
 
@@ -126,26 +146,34 @@ class HttpBackend:
             return None
         body = {"model": self._model, "messages": [message_body(message) for message in messages]}
         try:
-            count = (await self._read(await self._client.post("/tokenize", json=body))).get("count")
+            count = self._read(await self._client.post("/tokenize", json=body)).get("count")
         except Exception:
             return None
         return count if isinstance(count, int) else None
+
+    def notice(self) -> str:
+        """As our server told when the model was loaded, or after the last answer."""
+        return self._notice
 
     def kv_bytes(self) -> int | None:
         """As our server told after the last answer."""
         return self._kv_bytes
 
-    async def _ask_for_kv_bytes(self) -> None:
+    async def _look(self, name: str) -> dict[str, Any]:
+        """What a server of ours tells of the model that has answered; the asked one, or the fallback in its stead."""
         from urllib.parse import quote
 
         if self._client is None or not self._ours:
-            return
-        told: object = None
-        with contextlib.suppress(Exception):  # it is only a figure
-            path = f"/v1/models/{quote(self._model or '', safe='')}"
-            told = (await self._read(await self._client.get(path, timeout=_FIGURE_S))).get("meta")
-        meta = told if isinstance(told, dict) else {}
+            return {}
+        entry: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # nobody needs it to talk
+            path = f"/v1/models/{quote(name, safe='')}"
+            entry = self._read(await self._client.get(path, timeout=_FIGURE_S))
+        meta = entry["meta"] if isinstance(entry.get("meta"), dict) else {}
         self._kv_bytes = meta["kv_cache_bytes"] if isinstance(meta.get("kv_cache_bytes"), int) else None
+        instead = f"{self._model} cannot be used: {name} answers for it" if name != self._model else ""
+        self._notice = "; ".join(part for part in (instead, meta.get("notice")) if part and isinstance(part, str))
+        return entry
 
     async def close(self) -> None:
         for answering in list(self._answers):
@@ -155,14 +183,17 @@ class HttpBackend:
             await client.aclose()
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._read(await self._request(method, path, body))
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         import httpx
 
         if self._client is None:
             raise EngineStoppedError("the connection was closed")
         try:
-            return await self._read(await self._client.request(method, path, json=body))
+            return await self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise unreachable(self.wanted, error) from None
 
-    async def _read(self, response: httpx.Response) -> dict[str, Any]:
+    def _read(self, response: httpx.Response) -> dict[str, Any]:
         return checked(response.status_code, response.content, response.headers)

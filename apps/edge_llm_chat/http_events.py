@@ -33,6 +33,8 @@ class ChunkReader:
     """What the chunks of one answer have told so far."""
 
     def __init__(self, seed: object) -> None:
+        self.model = ""
+        """that answers, as the server calls it"""
         self._started = time.monotonic()
         self._first: float | None = None
         self._last = self._started
@@ -49,6 +51,7 @@ class ChunkReader:
         """The events of a chunk. Raises `GenerationError` for one that tells of an error."""
         if isinstance(data.get("error"), dict):
             raise GenerationError(whole(str(data["error"].get("message", "the server failed"))))
+        self.model = whole(data["model"]) if isinstance(data.get("model"), str) else self.model
         self._usage = data["usage"] if isinstance(data.get("usage"), dict) else self._usage
         self._timings = data["timings"] if isinstance(data.get("timings"), dict) else self._timings
         self._seed = data["seed"] if isinstance(data.get("seed"), int) else self._seed

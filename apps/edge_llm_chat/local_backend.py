@@ -78,7 +78,6 @@ class LocalBackend:
             inspects=True,
             forks=True,
             end_ids=frozenset(core.intake.manifest.tokens.eos),
-            notice=info.notice,
         )
 
     async def answer(self, ask: Ask) -> Answering:
@@ -113,6 +112,9 @@ class LocalBackend:
             return len(self._ready().client.tokenize(Request.chat(messages)))
         except EdgeLLMError:
             return None
+
+    def notice(self) -> str:
+        return "" if self._loaded is None else self._loaded.client.info.chat_notice
 
     def kv_bytes(self) -> int | None:
         if self._loaded is None or self._closed.is_set():

@@ -138,5 +138,6 @@ def _model(service: Service, name: str) -> dict[str, Any]:
             "n_vocab": info.vocab,
             "n_params": info.parameters,
             "size": info.weights_bytes,
+            "notice": service.notice(info),
         }
     return entry

@@ -31,3 +31,9 @@ class EngineInfo:
     """what computes: an execution provider of ONNX Runtime, and its device where that is not told by its name"""
     notice: str = ""
     """one sentence for the user about why it does not run as asked or as it usually does; empty: it does"""
+
+    @property
+    def chat_notice(self) -> str:
+        """`notice`, and whether there is no talking to it."""
+        cannot = "" if self.chats else f"{self.name} is a base model: it continues texts and cannot answer messages"
+        return "; ".join(part for part in (cannot, self.notice) if part)

@@ -116,7 +116,7 @@ class FakeBackend:
         self.wanted = name
         self._answers = [answer_of(answer) if isinstance(answer, str) else answer for answer in answers or ("Hello.",)]
         self._held, self._load, self._loading = held, load, loading
-        self._context, self._notice = context, notice
+        self._context, self.told = context, notice
         self.asked: list[Ask] = []
         self.answers: list[FakeAnswering] = []
         self.closed = False
@@ -127,7 +127,7 @@ class FakeBackend:
             await self._loading.wait()
         if self._load is not None and (error := self._load(progress)) is not None:
             raise error
-        return ModelInfo(self.wanted, self._context, DIGEST, inspects=True, forks=True, notice=self._notice)
+        return ModelInfo(self.wanted, self._context, DIGEST, inspects=True, forks=True)
 
     async def answer(self, ask: Ask) -> FakeAnswering:
         self.asked.append(ask)
@@ -142,6 +142,9 @@ class FakeBackend:
 
     async def count(self, messages: tuple[Message, ...]) -> int | None:
         return sum(len(message.content.split()) + 4 for message in messages)
+
+    def notice(self) -> str:
+        return self.told
 
     def kv_bytes(self) -> int | None:
         return 4_800_000

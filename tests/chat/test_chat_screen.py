@@ -68,8 +68,15 @@ async def closed(pilot: Pilot[None]) -> None:
 def test_a_model_that_does_not_run_as_asked_says_so() -> None:
     async def body(pilot: Pilot[None]) -> None:
         await wait_until(lambda: "the CPU computes" in shown(pilot), pilot)
+        pilot.app.clear_notifications()
+        await say(pilot, "Hi")  # what was said once is not said again
+        assert "the CPU computes" not in shown(pilot)
+        backend.told = "a fallback answers"  # and what is new since then is
+        await say(pilot, "Hi")
+        await wait_until(lambda: "a fallback answers" in shown(pilot), pilot)
 
-    run(body, FakeBackend("a", notice="the CPU computes"))
+    backend = FakeBackend("a", notice="the CPU computes")
+    run(body, backend)
 
 
 # --- answers and branches ---
@@ -284,7 +291,7 @@ def test_chats_are_changed_in_the_list() -> None:
         await dialog(pilot, HistoryScreen)
         await pilot.press("down", "f2")
         await dialog(pilot, LineScreen)
-        pilot.app.screen.query_one(Input).value = "felines"
+        pilot.app.screen.query_one(Input).value = " felines "
         await pilot.press("enter")
         await dialog(pilot, HistoryScreen)
         await pilot.press("ctrl+t")
@@ -740,10 +747,23 @@ def test_the_help_tells_every_key_and_command() -> None:
                 assert binding.description in told
         for one in COMMANDS:
             assert one.usage in told
+        assert told.count("Ctrl+C") == 1
+        assert "  Shift+Tab, Ctrl+↑ " in told
         await pilot.press("escape")
         await closed(pilot)
 
-    run(body, FakeBackend(), (100, 120))
+    run(body, FakeBackend(), (100, 140))
+
+
+def test_the_help_in_a_narrow_window_is_wrapped_below_its_lines() -> None:
+    async def body(pilot: Pilot[None]) -> None:
+        await pilot.press("f1")
+        await dialog(pilot, HelpScreen)
+        lines = shown(pilot).splitlines()
+        (at,) = [at for at, line in enumerate(lines) if "Ctrl+R  Answer again, beside the " in line]
+        assert lines[at + 1].index("last answer") == lines[at].index("Ctrl+R") + 2
+
+    run(body, FakeBackend(), (40, 140))
 
 
 def test_the_palette_offers_the_commands() -> None:

@@ -9,6 +9,7 @@ from edge_llm_chat.conversation import State
 from edge_llm_chat.store import Store
 from edge_llm_chat.widgets.status import Machine, line
 from textual import events
+from textual.geometry import Region
 from textual.screen import Screen
 from textual.selection import Selection
 
@@ -440,6 +441,43 @@ def test_notices_leave_the_composer_to_be_seen() -> None:
             lines = shown(pilot).splitlines()
             (at,) = [y for y, line in enumerate(lines) if "A notice" in line]
             assert at < screen_of(pilot).composer.region.y - 10
+
+    run(body())
+
+
+def test_no_context_is_more_than_full() -> None:
+    """What a long conversation has slid out of it counts as its prompt, and fills nothing."""
+    assert "ctx 100% of 1k" in line(Machine(model="m", context_used=24_000, context=1000), 80).plain
+
+
+def test_where_a_high_composer_was_the_messages_are_drawn() -> None:
+    async def body() -> None:
+        async with chat(FakeBackend(), (80, 24)) as pilot:
+            await settle(pilot)
+            await say(pilot, "Hi")
+            screen = screen_of(pilot)
+            screen.composer.insert("a\n" * 30)
+            await pilot.pause()
+            high = screen.composer.region
+            screen.composer.clear()
+            await pilot.pause()
+            left = high.height - screen.composer.region.height
+            assert left > 3
+            assert Region(high.x, high.y, high.width, left) in screen.transcript.region
+
+    run(body())
+
+
+def test_what_is_to_be_seen_already_is_not_said_again() -> None:
+    async def body() -> None:
+        async with chat(FakeBackend(), (60, 20)) as pilot:
+            await settle(pilot)
+            for _ in range(5):
+                await pilot.press("ctrl+c")
+            await wait_until(lambda: "Nothing is selected" in shown(pilot), pilot)
+            screen_of(pilot).tell("something else")
+            await wait_until(lambda: "something else" in shown(pilot), pilot)
+            assert shown(pilot).count("Nothing is selected") == 1
 
     run(body())
 

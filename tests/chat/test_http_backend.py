@@ -3,18 +3,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from edge_llm_chat.backend import Ask
+from edge_llm_chat.backend import Ask, ModelInfo
 from edge_llm_chat.http_backend import HttpBackend
 from edge_llm_chat.http_events import ChunkReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.errors import EdgeLLMError, GenerationError, InputError, RuntimeFailure
+from edge_llm.engine.client import EngineClient, ThreadClient
+from edge_llm.errors import EdgeLLMError, GenerationError, InputError, RuntimeFailure, SessionError
 from edge_llm.messages import (
     Event,
     Finished,
@@ -28,8 +32,9 @@ from edge_llm.messages import (
     ToolCallDelta,
 )
 from edge_llm.sampling.params import SamplingParams
-from tests.chat.conftest import chat, say, settle, shown, texts
-from tests.engine.fakes import make_core, says
+from edge_llm.text.chat_template import ChatTemplate
+from tests.chat.conftest import chat, say, screen_of, settle, shown, texts
+from tests.engine.fakes import TEMPLATE, make_core, says
 from tests.server.harness import running
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}, {"id": "n", "object": "model"}]}
@@ -85,6 +90,7 @@ async def peer(**replies: Any) -> AsyncIterator[tuple[Peer, HttpBackend]]:
         {
             "/v1/models": (200, json.dumps(replies.pop("models", MODELS)).encode()),
             "/v1/models/m": (200, b"{}"),
+            "/api/generate": (200, b'{"model": "m"}'),
             "/v1/chat/completions": replies.pop("chat", []),
         }
     )
@@ -332,6 +338,94 @@ def test_a_server_of_ours_tells_which_turns_fell_out() -> None:
 
     with running() as server:
         asyncio.run(body(server.url))
+
+
+def test_what_is_to_be_known_of_a_model_behind_a_server_is_said_once() -> None:
+    """The fallback that answers, that there is no talking to it, and what its engine could not do as usual."""
+    cores = []
+
+    def load(folder: Path) -> EngineClient:
+        if folder.name == "big":
+            raise SessionError("no memory")
+        cores.append(make_core(says("Hello there.")))
+        cores[-1]._notice = "the CPU computes"
+        cores[-1].intake.template = None
+        return ThreadClient(cores[-1])
+
+    async def body(url: str) -> None:
+        backend = HttpBackend(url, model="big")
+        async with chat(backend, (100, 24)) as pilot:
+            told: list[str] = []
+            screen_of(pilot).tell = told.append  # type: ignore[method-assign]
+            await settle(pilot)
+            instead = "big cannot be used: fake answers for it"
+            alone = "fake is a base model: it continues texts and cannot answer messages"
+            assert told == [f"{instead}; {alone}; the CPU computes"]
+            assert screen_of(pilot).model == ModelInfo("fake", 256, inspects=True, forks=True)
+            await say(pilot, "Hi")
+            assert "no chat template" in shown(pilot)
+            cores[0].intake.template = ChatTemplate(TEMPLATE)
+            await say(pilot, "Hi again")
+            assert texts(pilot)[-1] == "Hello there."
+            await say(pilot, "And again")
+            assert told[1:] == [f"{instead}; the CPU computes"]
+
+    with running(load=load, models=("big", "fake"), fallback="fake") as server:
+        asyncio.run(body(server.url))
+
+
+def test_a_model_that_a_server_has_to_load_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_llm_chat.http_backend._RETRY_S", 0.02)
+    go, asked = threading.Event(), []
+
+    def load(folder: Path) -> EngineClient:
+        if folder.name == "later":
+            assert go.wait(20)
+        return ThreadClient(make_core())
+
+    class Counting(HttpBackend):
+        async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+            asked.append(path)
+            if asked.count("/api/generate") == 3:
+                go.set()
+            return await super()._request(method, path, body)
+
+    async def body(url: str) -> None:
+        backend = Counting(url, model="later")
+        await backend.load(quiet)
+        assert asked.count("/api/generate") >= 3
+        await backend.close()
+
+    with running(load=load, models=("fake", "later"), load_wait_s=0) as server:
+        asyncio.run(body(server.url))
+
+
+def test_a_model_that_a_server_cannot_load_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(folder: Path) -> EngineClient:
+        if folder.name == "never":
+            raise SessionError("no memory")
+        return ThreadClient(make_core())
+
+    async def body(url: str) -> None:
+        backend = HttpBackend(url, model="never")
+        with pytest.raises(RuntimeFailure, match="never cannot be loaded: no memory"):
+            await backend.load(quiet)
+        await backend.close()
+
+    with running(load=load, models=("fake", "never")) as server:
+        asyncio.run(body(server.url))
+    monkeypatch.setattr(
+        "edge_llm_chat.http_backend._LOAD_S", 0.0
+    )  # nor is one for ever whose load fails too late to be told
+
+    async def late(url: str) -> None:
+        backend = HttpBackend(url, model="never")
+        with pytest.raises(RuntimeFailure, match="is being loaded"):
+            await backend.load(quiet)
+        await backend.close()
+
+    with running(load=load, models=("fake", "never"), load_wait_s=0) as server:
+        asyncio.run(late(server.url))
 
 
 def test_another_server_does_not_go_on_from_a_token() -> None:

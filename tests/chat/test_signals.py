@@ -56,6 +56,25 @@ def test_a_terminal_that_is_closed_ends_the_chat(answering: Terminal) -> None:
     check_kept()
 
 
+def test_a_chat_that_was_stopped_goes_on_with_one_reader_of_its_keys(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'apps'}{os.pathsep}{ROOT}")
+    terminal = Terminal([sys.executable, "-m", "tests.chat.session"], TERM="xterm-256color")
+    with terminal:
+        terminal.read_until("commands · F1 help")
+        threads = len(os.listdir(f"/proc/{terminal.process.pid}/task"))
+        for _ in range(2):
+            terminal.process.send_signal(signal.SIGSTOP)
+            terminal.process.send_signal(signal.SIGCONT)
+            terminal.read_until("commands · F1 help")  # all is painted again
+        assert len(os.listdir(f"/proc/{terminal.process.pid}/task")) <= threads
+        terminal.type("tell me\r")
+        terminal.read_until("ANSWERED")
+        terminal.type("\x11")
+        assert terminal.finish() == 0
+
+
 class LostTerminal(io.StringIO):
     def write(self, _text: str) -> int:
         raise OSError(errno.EIO, "Input/output error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 
@@ -81,6 +82,25 @@ def test_a_small_window_shows_the_call_and_its_keys() -> None:
             await pilot.pause()
             for part in ("calculator", "It changes nothing", SUM, "y once · c chat · n no · v never"):
                 assert part in shown(pilot)
+            await pilot.press("n")
+            await settle(pilot)
+
+    asyncio.run(body())
+
+
+def test_a_call_that_is_longer_than_the_window_can_be_read_to_its_end() -> None:
+    long = json.dumps({"expression": "1 + " * 45 + "987654"})
+
+    async def body() -> None:
+        async with chat(app_of(FakeBackend(calls(long), "Done."), tools=("calculator",)), (40, 12)) as pilot:
+            await settle(pilot)
+            screen_of(pilot).composer.insert("add them")
+            await pilot.press("enter")
+            await wait_until(lambda: isinstance(pilot.app.screen, ApprovalScreen), pilot)
+            await pilot.pause()
+            assert "987654" not in shown(pilot)
+            await pilot.press("end")
+            await wait_until(lambda: "987654" in shown(pilot), pilot)
             await pilot.press("n")
             await settle(pilot)
 

@@ -168,6 +168,7 @@ def test_models(client: openai.OpenAI) -> None:
     found: Any = client.models.retrieve("fake")
     assert (found.id, found.meta["n_vocab"]) == ("fake", VOCAB)
     assert isinstance(found.meta["kv_cache_bytes"], int)
+    assert found.meta["notice"] == ""
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("other")
     assert caught.value.code == "model_not_found"

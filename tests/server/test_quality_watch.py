@@ -39,12 +39,17 @@ def gauges(server: Running) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("edge_llm:quality_kl")]
 
 
+def notice(server: Running) -> str:
+    return str(httpx.get(f"{server.url}/v1/models/fake").json()["meta"]["notice"])
+
+
 def test_a_model_as_it_was_is_found_so(golden: Golden) -> None:
     with running(core, goldens={"fake": golden}, quality_watch_s=3600) as server:
         until(lambda: findings(server))
         (found,) = findings(server)
         assert (found["model"], found["kl"], found["as_imported"]) == ("fake", 0.0, True)
         assert gauges(server) == ['edge_llm:quality_kl{model_name="fake"} 0.0']
+        assert notice(server) == ""
 
 
 def test_a_model_that_has_changed_shows(golden: Golden) -> None:
@@ -59,6 +64,7 @@ def test_a_model_that_has_changed_shows(golden: Golden) -> None:
         assert findings(server)[0]["as_imported"] is False
         (line,) = gauges(server)
         assert float(line.split()[-1]) > MOST_KL
+        assert notice(server) == "fake no longer says what it said when it was imported"
 
 
 def test_a_model_that_cannot_answer_shows(golden: Golden) -> None:

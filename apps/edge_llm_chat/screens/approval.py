@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -37,7 +37,7 @@ class ApprovalScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         asked = self._approval
-        with Vertical(classes="dialog", id="approval") as dialog:
+        with VerticalScroll(classes="dialog", id="approval") as dialog:  # all of it can be seen in the lowest window
             dialog.border_title = "The model asks to run a tool"
             yield Static(
                 Content.assemble(
@@ -48,8 +48,7 @@ class ApprovalScreen(ModalScreen[None]):
             yield Static(clean(asked.tool.description), classes="description", markup=False)
             if asked.changed:
                 yield Static(Content.styled("It has changed since you allowed it.", "$text-warning"), markup=False)
-            with VerticalScroll(id="arguments"):
-                yield Static(clean(asked.arguments), markup=False)
+            yield Static(clean(asked.arguments), markup=False, id="arguments")
 
     def on_resize(self, event: events.Resize) -> None:
         keys = "y once · c in this chat · n no · v never · Escape stops"

@@ -49,6 +49,7 @@ class ConversationScreen(ShownScreen):
         """an answer is coming, or its tools run"""
         self.belt = Toolbelt(self._approve)
         self._failure: EdgeLLMError | None = None  # why there is no model
+        self._noticed = ""  # what was said of the model
         self._stopped = False
         self._ended = asyncio.Event()  # no answer is coming
         self._ended.set()
@@ -87,11 +88,17 @@ class ConversationScreen(ShownScreen):
             state="ready", doing="", fraction=None, model=clean_line(self.model.name), context=self.model.context
         )
         self.conversation.model = self.model.name
-        if self.model.notice:
-            self.tell(self.model.notice)
+        self._show_notice()
         await asyncio.to_thread(parser)  # its library, before the first answer waits for it
         if self._waiting:
             self._start(*self._waiting.pop())
+
+    def _show_notice(self) -> None:
+        """Say what is to be known of the model that answers, when it changes."""
+        notice = self.app.backend.notice()
+        if notice and notice != self._noticed:
+            self.tell(notice)
+        self._noticed = notice
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         self.app.call_later(self._show_progress, clean_line(stage), done / total if total else None)
@@ -231,6 +238,7 @@ class ConversationScreen(ShownScreen):
         await view.end(turn)
         self._store(turn)
         self._show_facts(turn.facts)
+        self._show_notice()
         view.show_place(self._place(turn))
 
     def _store(self, turn: Turn) -> None:

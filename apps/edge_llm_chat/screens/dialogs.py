@@ -28,7 +28,7 @@ class Choice:
 
     def content(self) -> Content:
         label, detail = Content(clean_line(self.label)), clean_line(self.detail)
-        return Content.assemble(label, ("\n  " + detail, "$foreground-muted")) if detail else label
+        return Content.assemble(label, ("\n" + detail, "$foreground-muted")) if detail else label
 
 
 class PickScreen(ModalScreen[str | None]):
@@ -47,6 +47,7 @@ class PickScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
             dialog.border_title = clean_line(self._title)
+            dialog.border_subtitle = "Enter chooses · Escape leaves"
             yield Input(placeholder="search")
             yield OptionList(markup=False)
 
@@ -98,11 +99,12 @@ class LineScreen(ModalScreen[str | None]):
             yield Static(clean(self._hint), classes="hint", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        wrong = self._check(event.value)
+        value = event.value.strip()
+        wrong = self._check(value)
         if wrong:
             self.query_one(Static).update(Content.styled(clean_line(wrong), "$text-error"))
         else:
-            self.dismiss(event.value)
+            self.dismiss(value)
 
 
 class _Paragraphs(TextArea):

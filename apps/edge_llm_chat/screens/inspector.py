@@ -21,6 +21,7 @@ from edge_llm_chat.widgets.token_text import TokenText
 
 _BAR = 24
 _LABEL = 16
+_BEFORE_BAR = 2 + _LABEL + 9
 
 
 class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
@@ -43,6 +44,7 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
         super().__init__()
         self._tokens, self._forks, self._end_ids = tokens, forks, end_ids
         self._rows: list[Alternative] = []
+        self._bar = _BAR
 
     def compose(self) -> ComposeResult:
         with Vertical(id="inspector") as box:
@@ -56,6 +58,8 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
         if event.size.width < WIDE:  # what can be guessed least
             keys = ["n p surprise", *(["Enter forks"] if self._forks else [])]
         self.query_one("#inspector").border_subtitle = " · ".join(keys)
+        self._bar = max(1, min(_BAR, event.size.width - _BEFORE_BAR - 3))  # beside borders and a scrollbar
+        self.action_go(self._at)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
@@ -74,7 +78,7 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
         self._rows = alternatives(info)
         listed = self.query_one(OptionList)
         listed.clear_options()
-        listed.add_options([Option(_row(row, row.token.token_id in self._end_ids)) for row in self._rows])
+        listed.add_options([Option(_row(row, row.token.token_id in self._end_ids, self._bar)) for row in self._rows])
         listed.highlighted = next(i for i, row in enumerate(self._rows) if row.chosen)
 
     def action_step(self, by: int) -> None:
@@ -110,19 +114,19 @@ class InspectorScreen(ModalScreen[tuple[TokenInfo, ...] | None]):
 def _place(token: int, count: int, info: TokenInfo) -> Content:
     surprise = bits(info.chosen)
     return Content.assemble(
-        (f"token {token + 1} of {count}", "$foreground-muted"),
+        (f"{token + 1} of {count}", "$foreground-muted"),
         "  ",
         (label(info.chosen), "bold"),
         (f"  {surprise:.1f} bits of surprise", "$text-warning" if surprise >= JUMP_BITS else "$foreground-muted"),
     )
 
 
-def _row(row: Alternative, ends: bool) -> Content:
-    """A token, its probability, and that as a bar."""
+def _row(row: Alternative, ends: bool, most: int) -> Content:
+    """A token, its probability, and that as a bar of `most` cells for 1."""
     name = Content(label(row.token) if not ends else f"{label(row.token)} ends").truncate(_LABEL, ellipsis=True)
     share = row.probability
     figure = f"{share:7.2%}" if share >= 0.0001 else "<0.01 %"
-    bar = "█" * round(share * _BAR) or ("▏" if share > 0.005 else "")
+    bar = "█" * round(share * most) or ("▏" if share > 0.005 else "")
     colour = "$text-accent" if row.chosen else "$foreground-muted"
     mark = "▸ " if row.chosen else "  "
     return Content.assemble(

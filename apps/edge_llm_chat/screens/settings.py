@@ -42,7 +42,7 @@ class SettingsScreen(ModalScreen[dict[str, float | int] | None]):
             for parameter in PARAMETERS:
                 with Horizontal(classes="row"):
                     yield Label(parameter.name, markup=False)
-                    yield Input(str(self._values.get(parameter.name, "")), placeholder="model", id=parameter.name)
+                    yield Input(str(self._values.get(parameter.name, "")), placeholder="default", id=parameter.name)
                     yield Static(parameter.help, classes="hint", markup=False)
             yield Static("", id="about", markup=False)
             yield Static("", id="wrong", markup=False)

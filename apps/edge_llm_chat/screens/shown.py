@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
@@ -17,7 +18,7 @@ from edge_llm.messages import Role
 from edge_llm.text.terminal import clean_line
 from edge_llm_chat.conversation import Attachment, Conversation, Facts, Turn
 from edge_llm_chat.widgets.composer import Composer
-from edge_llm_chat.widgets.message import Place
+from edge_llm_chat.widgets.message_lines import Place
 from edge_llm_chat.widgets.status import StatusLine
 from edge_llm_chat.widgets.transcript import Transcript
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 WIDE = 64
 """columns of a window that has room for more than what is needed most"""
-WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line · / commands · F1 help"
+_READ_PER_S = 15
+"""characters that somebody reads who was doing something else"""
+WELCOME = "Ask anything.\nEnter sends · Ctrl+J new line\n/ commands · F1 help"
 
 
 class ShownScreen(Screen[None]):
@@ -46,6 +49,7 @@ class ShownScreen(Screen[None]):
         self.conversation = conversation
         self._editing: int | None = None  # the question that is written anew
         self._attached: list[Attachment] = []
+        self._told: dict[str, float] = {}  # what was said, and until when it is to be seen
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -116,7 +120,11 @@ class ShownScreen(Screen[None]):
             self.report(error)
 
     def tell(self, text: str) -> None:
-        self.notify(clean_line(text), markup=False, timeout=3)
+        """Say something for as long as it takes to read; what is on the screen already is not said again."""
+        lasts_s, now = max(3.0, len(text) / _READ_PER_S), time.monotonic()
+        if self._told.get(text, 0.0) < now:
+            self._told = {one: until for one, until in self._told.items() if until > now} | {text: now + lasts_s}
+            self.notify(clean_line(text), markup=False, timeout=lasts_s)
 
     def action_copy_selection(self) -> None:
         text = self.get_selected_text()
@@ -142,7 +150,7 @@ class ShownScreen(Screen[None]):
 
     def _show_hint(self, text: str = "") -> None:
         """What is to be known of the question that is being written."""
-        editing = ["editing: Enter asks anew, Escape leaves it"] if self._editing is not None else []
+        editing = ["editing: Escape leaves"] if self._editing is not None else []
         self.composer.border_subtitle = " · ".join([*editing, *([text] if text else [])])
 
     def _show_attached(self) -> None:

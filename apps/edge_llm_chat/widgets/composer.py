@@ -20,7 +20,7 @@ class Composer(TextArea):
         Binding("enter", "send", "Send", id="composer.send"),
         Binding("shift+enter,ctrl+j", "new_line", "New line", id="composer.new_line"),
         Binding("tab", "complete", "Complete a command or a file", id="composer.complete"),
-        Binding("ctrl+c", "copy_or_hint", "Copy the selection", id="composer.copy"),
+        Binding("ctrl+c", "copy_or_hint", id="composer.copy"),  # the screen's own says what it does
     ]
 
     @dataclass

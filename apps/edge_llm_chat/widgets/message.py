@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,33 +19,15 @@ from textual.style import Style
 from textual.widget import Widget
 
 from edge_llm.messages import Role
-from edge_llm.text.terminal import TerminalFilter, clean, clean_line
-from edge_llm_chat.conversation import State, Turn
-from edge_llm_chat.markdown.document import Document
-from edge_llm_chat.markdown.lines import strip_of
+from edge_llm_chat.conversation import Turn
 from edge_llm_chat.markdown.palette import STYLES, Palette
+from edge_llm_chat.widgets.message_lines import MessageLines, Place
 
-QUESTION_LINES = 12
-"""lines of a question that are shown until it is unfolded"""
-RESULT_LINES = 4
-"""and of what a tool says"""
-LONG = 40_000
-"""characters from which on a finished text is read and drawn on a thread"""
 _MOST_ROWS = 1_000
 """lines that are kept as they are drawn"""
 _MARGIN = 2
 _WIDEST = 110
 """cells of a line of text: longer ones are hard to read"""
-
-_STATES = {State.STOPPED: "stopped", State.CUT: "cut: it reached its limit", State.FAILED: "failed"}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a turn stands among its siblings: number `index` (from 1) of `count`."""
-
-    index: int = 1
-    count: int = 1
 
 
 class MessageView(Widget, can_focus=True):
@@ -81,19 +62,10 @@ class MessageView(Widget, can_focus=True):
         def control(self) -> MessageView:
             return self.view
 
-    def __init__(self, turn: Turn, place: Place = Place(), *, streaming: bool = False) -> None:
+    def __init__(self, turn: Turn, place: Place = Place(), *, streaming: bool = False) -> None:  # noqa: B008
         super().__init__()
-        self.turn = turn
-        self.place = place
-        self.streaming = streaming
-        self.waiting = ""
-        """what is going on while there is no text yet"""
-        self.folded = True
-        self._filter, self._thought_filter = TerminalFilter(), TerminalFilter()
-        self._is_answer = turn.role is Role.ASSISTANT
+        self._shown = MessageLines(turn, place, streaming=streaming)
         self.add_class({Role.ASSISTANT: "answer", Role.TOOL: "tool"}.get(turn.role, "question"))
-        self._body = self._document(turn.content)
-        self._thoughts = self._document(turn.reasoning)
         self._palette: Palette | None = None
         self._lines: list[Strip] = []
         self._rows: dict[int, tuple[Strip, bool, Strip]] = {}  # by number: line, whether it is the last, as it is drawn
@@ -101,22 +73,15 @@ class MessageView(Widget, can_focus=True):
         self._width = 0
         self._stale = True
 
-    def _document(self, text: str) -> Document:
-        shown = clean(text)
-        if not self._is_answer:
-            return Document(shown, markdown=False)
-        # a long one is read when it is mounted, on a thread
-        return Document(shown, finished=not self.streaming and not _takes_long(shown))
+    @property
+    def turn(self) -> Turn:
+        return self._shown.turn
 
     # --- what changes ---
 
     def append(self, text: str, reasoning: str = "") -> None:
         """More of the answer or of its reasoning; `refresh_text` shows it."""
-        if text:
-            self._body.feed(self._filter.feed(text))
-        if reasoning:
-            self._thoughts.feed(self._thought_filter.feed(reasoning))
-        self.waiting = ""
+        self._shown.append(text, reasoning)
 
     def refresh_text(self) -> int:
         """Draw what was appended, and no more of this widget than that where the height stays; gives how many lines came."""
@@ -131,41 +96,26 @@ class MessageView(Widget, can_focus=True):
 
     async def end(self, turn: Turn) -> None:
         """The answer is complete: show it as a whole."""
-        self.turn, self.streaming, self.waiting = turn, False, ""
-        self._body.feed(self._filter.flush())
-        self._thoughts.feed(self._thought_filter.flush())
-        await self._finish_bodies()
+        self._shown.end(turn)
+        await self._finish()
 
-    async def _finish_bodies(self) -> None:
-        for document in (self._thoughts, self._body):
-            if document.finished:
-                continue
-            if not _takes_long(document.text) or self._palette is None or not self._width:
-                document.finish()
-            else:
-                document.become(await asyncio.to_thread(Document.read, document.text))
-                await self._redraw(document)
+    async def _finish(self) -> None:
+        await self._shown.finish()
         self.refresh_text()
 
-    async def _redraw(self, document: Document) -> None:
-        """The lines of a long text, made on a thread."""
-        if self._palette is not None:
-            palette, room = self._palette, self._room
-            document.keep(await asyncio.to_thread(document.drawn, room, palette), room, palette)
-
     def show_place(self, place: Place) -> None:
-        if place != self.place:
-            self.place = place
+        if place != self._shown.place:
+            self._shown.place = place
             self.refresh_text()
 
     def wait(self, what: str) -> None:
         """Say what is going on while nothing was said yet."""
-        if what != self.waiting:
-            self.waiting = what
+        if what != self._shown.waiting:
+            self._shown.waiting = what
             self.refresh_text()
 
     def action_fold(self) -> None:
-        self.folded = not self.folded
+        self._shown.folded = not self._shown.folded
         self.refresh_text()
 
     def action_tell(self, action: str) -> None:
@@ -173,8 +123,8 @@ class MessageView(Widget, can_focus=True):
 
     async def on_mount(self) -> None:
         self.watch(self.app, "theme", self._theme_changed, init=False)
-        if not self.streaming and not self._body.finished:
-            self.run_worker(self._finish_bodies(), exit_on_error=False)
+        if self._shown.unfinished:
+            self.run_worker(self._finish(), exit_on_error=False)
 
     def _theme_changed(self) -> None:
         self.call_after_refresh(self._restyle)
@@ -194,10 +144,6 @@ class MessageView(Widget, can_focus=True):
 
     # --- drawing ---
 
-    @property
-    def _room(self) -> int:
-        return max(8, min(self._width - 2 * _MARGIN, _WIDEST))
-
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if width != self._width:
             self._width, self._stale = width, True
@@ -210,8 +156,8 @@ class MessageView(Widget, can_focus=True):
         self._stale = False
         if self._palette is None:
             self._palette = Palette.of(self._style)
-        lines = self._question() if not self._is_answer else self._answer()
-        self._lines = [*lines, Strip([], 0)]
+        room = max(8, min(self._width - 2 * _MARGIN, _WIDEST))
+        self._lines = [*self._shown.draw(room, self._palette), Strip([], 0)]
 
     def _style(self, name: str) -> Style:
         """What a component class sets, and nothing else; colours are opaque, for the ground may change."""
@@ -228,51 +174,6 @@ class MessageView(Widget, can_focus=True):
             underline=whole.underline or None,
             strike=whole.strike or None,
         )
-
-    def _question(self) -> list[Strip]:
-        assert self._palette is not None
-        lines = self._body.lines(self._room, self._palette)
-        most = QUESTION_LINES if self.turn.role is Role.USER else RESULT_LINES
-        if self.folded and len(lines) > most + 1:
-            lines = [*lines[: most - 1], self._note(f"… {len(lines) - most + 1:,} more lines")]
-        if self.turn.role is Role.TOOL:
-            lines = [self._note(f"⚙ {clean_line(self.turn.tool_name or 'a tool')} says"), *lines]
-        files = [self._note(f"▤ {clean_line(item.name)}") for item in self.turn.attachments]
-        return [*lines, *files, *self._footer()]
-
-    def _answer(self) -> list[Strip]:
-        assert self._palette is not None
-        lines: list[Strip] = []
-        if self._thoughts.text:
-            mark = "▸" if self.folded else "▾"
-            words = len(self._thoughts.text.split())
-            busy = self.streaming and not self._body.text
-            lines.append(self._note(f"{mark} {'thinking …' if busy else 'thought'} ({words:,} words)"))
-            if not self.folded:
-                bar = strip_of(Content.styled("│ ", "dim"), self._palette, self._palette("text"))
-                lines += [Strip.join([bar, line]) for line in self._thoughts.lines(self._room - 2, self._palette)]
-            lines.append(Strip([], 0))
-        lines += self._body.lines(self._room, self._palette)
-        if self.streaming and self.waiting:
-            lines.append(self._note(self.waiting))
-        lines += [
-            self._note(f"⚙ {clean_line(call.name)} {clean_line(call.arguments)}") for call in self.turn.tool_calls
-        ]
-        return lines + self._footer()
-
-    def _footer(self) -> list[Strip]:
-        """One faint line under the message: its versions, how it ended, what else there is to say."""
-        parts = [f"‹ {self.place.index}/{self.place.count} ›"] if self.place.count > 1 else []
-        if self._is_answer and not self.streaming:
-            parts += [_STATES[self.turn.state]] if self.turn.state in _STATES else []
-            parts += [clean_line(self.turn.facts.note)] if self.turn.facts.note else []
-            parts += [] if self.turn.content or self.turn.tool_calls or parts else ["the model said nothing"]
-        return [self._note(" · ".join(parts))] if parts else []
-
-    def _note(self, text: str) -> Strip:
-        assert self._palette is not None
-        line = Content.styled(text, "dim").truncate(self._room, ellipsis=True)
-        return strip_of(line, self._palette, self._palette("text"))
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """In place of Textual's cache of lines, which is empty after each change of the height: a growing answer would be
@@ -321,11 +222,6 @@ class MessageView(Widget, can_focus=True):
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         return selection.extract("\n".join(line.text.rstrip() for line in self._lines)), "\n"
-
-
-def _takes_long(text: str) -> bool:
-    """To be read and drawn on a thread: a long text, and one with code, whose lexers may have to be loaded."""
-    return len(text) > LONG or "```" in text or "~~~" in text
 
 
 def _first_new(old: list[Strip], new: list[Strip]) -> int:

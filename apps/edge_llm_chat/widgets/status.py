@@ -92,7 +92,8 @@ def _figures(machine: Machine) -> list[str]:
     figures = []
     if machine.context_used is not None:
         if machine.context:
-            figures.append(f"ctx {machine.context_used / machine.context:.0%} of {thousands(machine.context)}")
+            filled = min(1.0, machine.context_used / machine.context)  # what has slid out does not fill it
+            figures.append(f"ctx {filled:.0%} of {thousands(machine.context)}")
         else:
             figures.append(f"ctx {thousands(machine.context_used)}")
     if machine.kv_bytes:

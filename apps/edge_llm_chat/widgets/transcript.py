@@ -13,7 +13,8 @@ from textual.message import Message
 from textual.widgets import Static
 
 from edge_llm_chat.conversation import Turn
-from edge_llm_chat.widgets.message import MessageView, Place
+from edge_llm_chat.widgets.message import MessageView
+from edge_llm_chat.widgets.message_lines import Place
 
 
 class Transcript(VerticalScroll, can_focus=False):
