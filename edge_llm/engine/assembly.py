@@ -43,7 +43,6 @@ Progress = Callable[[str, int, int], None]
 """called with (what is going on, done, total)"""
 
 
-@machine.without_collections()
 def open_engine(folder: Path, config: EngineConfig, progress: Progress | None = None) -> EngineCore:
     """The engine of a model folder: in the ring layout, or where that is not asked for or cannot run in the static one.
 
@@ -84,6 +83,7 @@ def _kernels(progress: Progress | None) -> tuple[Kernels, KernelError | None]:
         return PlainKernels(), error
 
 
+@machine.without_collections()
 def _ring_engine(
     folder: Path,
     manifest: ModelManifest,
