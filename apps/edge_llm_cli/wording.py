@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import typing
 from collections.abc import Mapping
@@ -27,6 +28,17 @@ _FORM = re.compile(r"^the (regex|json_schema|schema|lark)\b")
 _TOGETHER = re.compile(r"^[\w, ]+ (exclude one another|cannot be combined with|needs)\b[\w, ]*")
 """errors of several settings, each of which they name"""
 _VALUE = re.compile(r'\b([a-z]+(?:_[a-z]+)+) "(\w+)"')
+_REMEDIES: Mapping[int, str] = {
+    errno.ENOSPC: "free some space there, or write to another disk",
+    errno.EDQUOT: "free some space there, or write to another disk",
+    errno.EACCES: "check who owns it and what its rights are",
+    errno.EPERM: "check who owns it and what its rights are",
+    errno.EROFS: "this disk can only be read: use another folder",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EISDIR: "give a file, not a folder",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+}
 _SUGGESTED_TWICE = re.compile(r"(Did you mean [^?]*\?) \(?Did you mean .*")
 
 
@@ -41,6 +53,12 @@ def for_command_line(error: EdgeLLMError) -> tuple[str, str | None]:
     if isinstance(error, ContextLengthError) and hint is not None:
         hint = hint.replace("context policy slide", "--context-policy slide")
     return text, hint
+
+
+def system_error(error: OSError) -> EdgeLLMError:
+    """What the system has refused to a verb, with what to do about it. Nobody nearer to it had a name for that."""
+    where = f": {error.filename}" if error.filename else ""
+    return EdgeLLMError(f"{error.strerror or error}{where}", hint=_REMEDIES.get(error.errno or 0))
 
 
 def usage_error(text: str) -> str:

@@ -11,8 +11,8 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _INVALID_REGEX = re.compile(r'invalid regex ".*?" \(in regex\): ', re.DOTALL)
 _REGEX_FAULT = re.compile(r"regex parse error:\n    (?P<pattern>.*)\n    (?P<before> *)\^+\s*\nerror: (?P<what>.*)")
 _PICTURE = re.compile(r"\n +\d+ \| ")
-_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _WORDS = (
+    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"not supported: \1"),
     (re.compile(r"Unsatisfiable schema: "), "it allows no text at all: "),
     (re.compile(r"; following (?:are|special tokens are) available: .*", re.DOTALL), ""),
     (re.compile(r" \(at .*\)"), ""),
@@ -38,9 +38,6 @@ def fault_in_one_line(kind: GrammarKind, text: str) -> str:
     if (found := _REGEX_FAULT.search(text)) is not None:
         return one_line(where + _regex_fault(found, quoted=kind is not GrammarKind.REGEX))
     text = _PICTURE.split(text, maxsplit=1)[0]
-    if (keys := _UNKNOWN_KEYS.search(text)) is not None:
-        names = keys[1].replace('"', "")
-        return one_line(f"{where}the keyword{'s' * (', ' in names)} {names} cannot be kept")
     for pattern, words in _WORDS:
         text = pattern.sub(words, text)
     return one_line(where + text)
