@@ -85,6 +85,8 @@ class BatchReport:
 
     def _as_line(self) -> str:
         tally = self._tally
+        if not self._done and self._before == self._lines:
+            return f"nothing is left to do: {console.counted(self._before, 'line was', 'lines were')} done before"
         parts = [f"{tally.answered} answered", console.counted(tally.errors, "error", "errors")]
         if self._before:
             parts.append(f"{self._before} done before")
@@ -99,7 +101,7 @@ class BatchReport:
         lines = console.counted(self.errors, "line of the output holds an error", "lines of the output hold errors")
         if self._errors_before:
             earlier = "from before" if self._errors_before == self.errors else f"{self._errors_before} from before"
-            lines += f", {earlier}: what is deleted there is asked again"
+            lines += f" ({earlier}): what is deleted there is asked again"
         return f"exit code 1: {lines}"
 
     def _as_object(self, *, complete: bool) -> dict[str, object]:

@@ -1,9 +1,8 @@
 """Where the installed command begins: loads the program so that Ctrl-C meanwhile is no traceback. Only the standard library."""
 
-from __future__ import annotations
-
+# built in: `signal` itself would bring enum and collections, milliseconds in which Ctrl-C is still a traceback
+import _signal  # type: ignore[import-not-found]  # typeshed does not know it
 import os
-import signal
 
 _INTERRUPTED = 130
 
@@ -15,9 +14,9 @@ def _leave(_number: int, _frame: object) -> None:
 
 def run() -> None:
     """The program `edge-llm`."""
-    previous = signal.signal(signal.SIGINT, _leave)
+    previous = _signal.signal(_signal.SIGINT, _leave)
     from edge_llm_cli import main
 
     program = main.load()
-    signal.signal(signal.SIGINT, previous)
+    _signal.signal(_signal.SIGINT, previous)
     main.run(program)

@@ -127,7 +127,9 @@ class Request:
             raise ParameterError(f"choices must be at most {MAX_CHOICES} labels, not {len(choices)}")
         if len(set(choices)) < len(choices):
             twice = next(label for label in choices if choices.count(label) > 1)
-            raise ParameterError(f"choices must differ, and {quoted(twice)} is given twice", hint="give each label once")
+            raise ParameterError(
+                f"choices must differ, and {quoted(twice)} is given twice", hint="give each label once"
+            )
         together = {
             "embedding": self.embedding is not None,
             "choices": choices,
@@ -171,8 +173,10 @@ class Request:
         }
         refused = [name for name, given in others.items() if given] + beyond_beams(self.params)
         if refused:
-            hint = f"leave out {'it' if len(refused) == 1 else 'those'}, or ask without beams"
-            raise ParameterError(f"beams cannot be combined with {', '.join(refused)}", hint=hint)
+            raise ParameterError(
+                f"beams cannot be combined with {', '.join(refused)}",
+                hint="ask without beams, or without what is named",
+            )
 
     def _check_tools(self) -> None:
         if not isinstance(self.tools, tuple) or not all(isinstance(tool, Tool) for tool in self.tools):

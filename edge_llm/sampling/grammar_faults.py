@@ -61,9 +61,9 @@ def one_line(text: str) -> str:
 
 
 HINTS = {
-    GrammarKind.REGEX: "it has Rust's syntax, without look-around, back-references and \\b; literal signs need a \\ before them",
+    GrammarKind.REGEX: "the syntax is Rust's, without look-around, back-references and \\b; a sign that means itself needs a \\",
     GrammarKind.LARK: 'as in: start: item+ -- item: NAME "\\n" -- NAME: /[a-z]+/ (a rule a line, names of rules in lower case)',
-    GrammarKind.JSON_SCHEMA: "use type, properties, required, items, enum, const, anyOf, $ref, pattern and bounds such as maxLength",
+    GrammarKind.JSON_SCHEMA: "use type, properties, required, items, enum, const, anyOf, $ref, pattern and bounds like maxLength",
     GrammarKind.JSON_OBJECT: None,
 }
 """what may be written instead, or None"""

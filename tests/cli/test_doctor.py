@@ -95,3 +95,14 @@ def test_what_is_in_the_way_is_named_and_fails(invoke, own_home: Path) -> None:
     result = invoke("doctor")
     assert result.exit_code == 1
     assert "is not sound TOML" in result.stdout.split("problems")[-1]
+
+
+def test_an_unknown_setting_is_a_problem_of_the_config_alone(invoke, own_home: Path) -> None:
+    (own_home / "config").mkdir(parents=True)
+    (own_home / "config" / "config.toml").write_text("[engine]\nthread = 1\n")
+    value = json.loads(invoke("doctor", "--json").stdout)
+    assert list(value["problems"]) == ["config"]
+    assert value["problems"]["config"].startswith("unknown setting thread in ")
+    assert value["problems"]["config"].endswith("did you mean threads?")
+    assert value["threads"]["used"] >= 1
+    assert value["runs"]["layout"].startswith("nothing")

@@ -195,11 +195,18 @@ def test_beams_arrive_and_all_that_were_found_are_shown(invoke, engine) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--beams", "2", "--temperature", "0.5"], "beams do not combine with temperature"),
-        (["--beams", "2", "--choices", "a,b"], "beams do not combine with choices"),
+        (["--beams", "2", "--temperature", "0.5"], "--beams cannot be combined with --temperature"),
+        (["--beams", "2", "--choices", "a,b"], "--beams cannot be combined with --choices"),
         (["--beams", "2000"], "--beams must be a whole number from 1 to 64"),
-        (["--n-best", "2"], "--n-best must be a whole number from 1 to the 1 beams"),
-        (["--length-penalty", "2"], "need beams"),
+        (["--n-best", "2"], "--n-best needs --beams"),
+        (["--length-penalty", "2"], "--length-penalty needs --beams"),
+        (["--early-stopping"], "--early-stopping needs --beams"),
+        (["--beams", "2", "--regex", "a"], "--beams cannot be combined with --regex"),
+        (["--beams", "2", "--dry-breaker", ":"], "--dry-breaker"),
+        (["--choices", "a,b", "--regex", "a"], "--choices and --regex exclude one another"),
+        (["--choices", "a,a"], "--choices must differ, and 'a' is given twice"),
+        (["--regex", " "], "--regex is empty"),
+        (["--stop", "x"] * 17, "--stop must be at most 16 texts, not 17"),
     ],
 )
 def test_beams_that_cannot_be_are_refused_before_a_model_is_loaded(invoke, engine, options, told) -> None:
