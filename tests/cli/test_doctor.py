@@ -10,6 +10,7 @@ from edge_llm.errors import SessionError
 
 SECTIONS = [
     "versions",
+    "config",
     "cpu",
     "threads",
     "tuning",

@@ -221,7 +221,7 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs(invoke, engine, t
         (tmp_path / "schema.json").write_text(text)
         result = invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json"))
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith("error: the ")
+        assert result.stderr.startswith("error: --json-schema ")
     (tmp_path / "schema.json").write_bytes(b"\xff\xfe{")
     assert "not UTF-8" in invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json")).stderr
     assert engine.asked == []
@@ -442,7 +442,7 @@ def test_any_encoding_of_stdout_will_do(own_home: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_stdout_is_one_line(own_home: Path) -> None:
+def test_a_full_disk_behind_stdout_is_one_line_and_a_hint(own_home: Path) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         for arguments in (["run", "Hi"], ["run", "Hi", "--json"], ["models", "list"]):
             command = stub_command({"pieces": ["Hello"]}, *arguments)
@@ -450,7 +450,8 @@ def test_a_full_disk_behind_stdout_is_one_line(own_home: Path) -> None:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full, stderr=-1, text=True, check=False
             )
             assert done.returncode == 1
-            assert done.stderr.splitlines() == ["error: No space left on device"]
+            hint = "hint: free some space there, or write to another disk"
+            assert done.stderr.splitlines() == ["error: No space left on device", hint]
 
 
 def test_closed_standard_streams_do_no_harm(own_home: Path) -> None:
