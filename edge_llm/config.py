@@ -116,7 +116,7 @@ class EngineConfig:
         if self.max_chunk < self.slots:
             raise ParameterError(
                 f"max_chunk is {self.max_chunk}, which is less than one row for each of {self.slots} slots",
-                hint="raise max_chunk or lower slots",
+                hint=f"raise max_chunk under [engine] of {CONFIG_NAME}, or ask for fewer slots",
             )
 
     @property
@@ -191,7 +191,8 @@ def check_setting(name: str, label: str, value: object) -> None:
         return
     if name in _CHOICES:
         if value not in _CHOICES[name]:
-            raise ParameterError(f"{label} must be {' or '.join(_CHOICES[name])}, not {value!r}")
+            *others, last = _CHOICES[name]
+            raise ParameterError(f"{label} must be {', '.join(others)} or {last}, not {value!r}")
     elif name in _RANGES:
         low, high = _RANGES[name]
         if isinstance(value, bool) or not isinstance(value, int):

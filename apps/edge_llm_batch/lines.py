@@ -57,7 +57,7 @@ class Shard:
         """`2/4` is the second of four. Raises `ParameterError`."""
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise ParameterError(f"a shard is I/N with I from 1 to N, as 1/4, not {text!a}")
+            raise ParameterError(f"shard must be I/N with I from 1 to N, as 1/4, not {text!a}")
         return cls(int(found[1]), int(found[2]))
 
     def has(self, line: LineId) -> bool:

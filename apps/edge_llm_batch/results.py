@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from edge_llm.errors import InputError, StorageError
+from edge_llm.install.staging import DISK_FULL
 from edge_llm_batch.lines import LineId
 
 SYNC_SECONDS = 5.0
@@ -131,7 +132,7 @@ class ResultFile:
     def _foreign(self, number: int) -> InputError:
         return InputError(
             f"line {number} of {self._path} is no answer of a batch",
-            hint="give another output file, or delete this one",
+            hint="give another output file",
         )
 
 
@@ -144,7 +145,9 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
+        full = error.errno in DISK_FULL
+        hint = "free some space and start it again: it goes on where it was" if full else "give another output file"
+        raise StorageError(f"{path}: {error.strerror or error}", hint=hint) from error
 
 
 def _lock(file: BinaryIO, path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from edge_llm.errors import ParameterError, StorageError
+from edge_llm.errors import InputError, ParameterError, StorageError
 from edge_llm.sampling.params import USUAL_MAX_TOKENS
 from edge_llm_cli import answer
 
@@ -72,8 +74,10 @@ def batch(
         raise ParameterError(f"--max-tokens must be at least 1, not {max_tokens}")
     if as_json and str(output_file) == STREAM:
         raise ParameterError("--json and the answers cannot both go to stdout", hint="give an output file")
-    if on not in (None, "ray") or workers < 1:
-        raise ParameterError("--engine must be ray, or left out, and --workers at least 1")
+    if on not in (None, "ray"):
+        raise ParameterError(f"--engine must be ray, or left out, not {on!r}")
+    if workers < 1:
+        raise ParameterError(f"--workers must be at least 1, not {workers}")
     if on == "ray" and str(input_file) == STREAM:
         raise ParameterError("the workers of --engine ray read the input themselves", hint="give an input file")
     options = answer.EngineOptions(
@@ -87,6 +91,7 @@ def batch(
         slots=slots,
         usual_cache="memory",
     )
+    _refuse_one_file_for_both(input_file, output_file)
     with _opened_input(input_file) as source, _opened_output(output_file) as results:
         report = BatchReport(results)
         with report.told_at_the_end(as_json=as_json), answer.opened(model, options) as (engine, _):
@@ -135,6 +140,23 @@ async def _answer(run: BatchRun, tasks: Iterable[Task]) -> None:
         pool.close()
 
 
+def _refuse_one_file_for_both(input_file: Path, output_file: Path) -> None:
+    """Raises `InputError` where answers would be added to the requests that are being read."""
+    try:
+        source, target = (
+            os.fstat(number) if str(path) == STREAM else path.stat()
+            for number, path in ((0, input_file), (1, output_file))
+        )
+    except OSError:  # one is not there yet, or opening it will say more
+        return
+    if stat.S_ISREG(source.st_mode) and os.path.samestat(source, target):
+        name = input_file if str(input_file) != STREAM else output_file
+        raise InputError(
+            f"{'standard input' if str(name) == STREAM else name} cannot be both the input and the output of a batch",
+            hint="give the answers a file of their own, for example answers.jsonl",
+        )
+
+
 @contextlib.contextmanager
 def _opened_input(path: Path) -> Iterator[BinaryIO]:
     if str(path) == STREAM:
@@ -144,7 +166,8 @@ def _opened_input(path: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
+        hint = "give a file of requests, a line of JSON each; - is standard input"
+        raise StorageError(f"{path}: {error.strerror or error}", hint=hint) from error
     with file:
         yield file
 

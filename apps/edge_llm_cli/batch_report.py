@@ -67,6 +67,8 @@ class BatchReport:
                 console.data(self._as_object(complete=complete))
             elif self._started is not None:
                 console.note(self._as_line())
+                if self.errors:
+                    console.note(self._about_errors())
 
     @property
     def _done(self) -> int:
@@ -83,7 +85,9 @@ class BatchReport:
 
     def _as_line(self) -> str:
         tally = self._tally
-        parts = [f"{tally.answered} answered", f"{tally.errors} errors"]
+        if not self._done and self._before == self._lines:
+            return f"nothing is left to do: {console.counted(self._before, 'line was', 'lines were')} done before"
+        parts = [f"{tally.answered} answered", console.counted(tally.errors, "error", "errors")]
         if self._before:
             parts.append(f"{self._before} done before")
         if self._lines is not None and (left := self._lines - self._before - self._done):
@@ -91,6 +95,14 @@ class BatchReport:
         tokens = f"{tally.completion_tokens} tokens in {_clock_time(self._seconds)} ({self._speed:.1f} tokens/s)"
         read = f"{tally.prompt_tokens} prompt tokens, {tally.cached_tokens} of them cached"
         return f"{', '.join(parts)}; {tokens}; {read}"
+
+    def _about_errors(self) -> str:
+        """Why the exit code is 1: the lines of this run, and those of runs before, which nobody sees now."""
+        lines = console.counted(self.errors, "line of the output holds an error", "lines of the output hold errors")
+        if self._errors_before:
+            earlier = "from before" if self._errors_before == self.errors else f"{self._errors_before} from before"
+            lines += f" ({earlier}): what is deleted there is asked again"
+        return f"exit code 1: {lines}"
 
     def _as_object(self, *, complete: bool) -> dict[str, object]:
         tally = self._tally
@@ -100,6 +112,7 @@ class BatchReport:
             "done_before": self._before,
             "answered": tally.answered,
             "errors": tally.errors,
+            "errors_before": self._errors_before,
             "model": self._model,
             "prompt_tokens": tally.prompt_tokens,
             "cached_tokens": tally.cached_tokens,

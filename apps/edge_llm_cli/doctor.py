@@ -7,13 +7,16 @@ import platform
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge_llm.errors import EdgeLLMError, InputError, StorageError
 from edge_llm_cli import console
 from edge_llm_cli.models import INSTALLED, JsonOption
+
+if TYPE_CHECKING:
+    from edge_llm.config import EngineConfig
 
 _AS_IMPORTED = "as imported"
 _NO_GOLDEN = "imported before this was stored: import it again"
@@ -31,6 +34,7 @@ def doctor(
     """Show what this machine has and what would run. Exit code 1 if something is in the way."""
     probes: dict[str, Callable[[], dict[str, Any]]] = {
         "versions": _versions,
+        "config": _config,
         "cpu": _cpu,
         "threads": _threads,
         "tuning": _tuning,
@@ -89,6 +93,29 @@ def _versions() -> dict[str, Any]:
     return {"python": python, **{package: console.package_version(package) for package in _PACKAGES}}
 
 
+def _config() -> dict[str, Any]:
+    """Where settings come from; what is wrong with one is said here, and the other sections count with the defaults."""
+    from edge_llm import paths
+    from edge_llm.config import CONFIG_NAME, load_config
+
+    file = paths.config_dir() / CONFIG_NAME
+    try:
+        load_config()
+    except EdgeLLMError as error:
+        return {"error": f"{error}: {error.hint}" if error.hint else str(error)}
+    return {"file": str(file) if file.exists() else f"{file} (not there: the defaults)"}
+
+
+def _loaded(*, tuned: bool = True) -> EngineConfig:
+    """The config, or the defaults where it cannot be used."""
+    from edge_llm.config import EngineConfig, load_config
+
+    try:
+        return load_config(tuned=tuned)
+    except EdgeLLMError:
+        return EngineConfig()
+
+
 def _cpu() -> dict[str, Any]:
     from edge_llm.kernels.lowering import detect_lowering, target_cpu
 
@@ -111,11 +138,11 @@ def cpu_model() -> str:
 
 def _threads() -> dict[str, Any]:
     from edge_llm import machine
-    from edge_llm.config import default_threads, load_config
+    from edge_llm.config import default_threads
 
     usable = machine.usable_cpus()
     quota = machine.cpu_quota()
-    configured, own = load_config().threads, load_config(tuned=False).threads
+    configured, own = _loaded().threads, _loaded(tuned=False).threads
     used = min(configured or default_threads(), len(usable))
     reason = "threads is set" if own else "edge-llm tune found it faster"
     return {
@@ -130,7 +157,6 @@ def _threads() -> dict[str, Any]:
 
 def _tuning() -> dict[str, Any]:
     """What `edge-llm tune` has found here; a profile that does not count is no fault, the defaults do."""
-    from edge_llm.config import load_config
     from edge_llm.profile import read_profile
 
     try:
@@ -142,7 +168,7 @@ def _tuning() -> dict[str, Any]:
         }
     if profile is None:
         return {"state": "the defaults: edge-llm tune measures whether others are faster here"}
-    config, found = load_config(), {}
+    config, found = _loaded(), {}
     for decision in profile.decisions:
         used = getattr(config, decision.setting)
         set_otherwise = decision.changes and used != decision.chosen
@@ -253,13 +279,12 @@ def _quality() -> dict[str, Any]:
 
 
 def _quality_of(folder: Path) -> dict[str, Any]:
-    from edge_llm.config import load_config
     from edge_llm.install import golden
 
     then = golden.Golden.read(folder)
     if then is None:
         return {"state": _NO_GOLDEN}
-    with golden.opened(folder, load_config()) as client:
+    with golden.opened(folder, _loaded()) as client:
         found = golden.drift(then, client)
     state = _AS_IMPORTED if found.ok else f"says something else than at import: KL {found.kl:.3g} nats a token"
     return {"state": state, "kl": found.kl, "worst_kl": found.worst}
@@ -267,23 +292,20 @@ def _quality_of(folder: Path) -> dict[str, Any]:
 
 def _usable_context(folder: Path) -> int:
     """What `run` would take without --context, by the memory that is free now."""
-    from edge_llm.config import default_context, load_config
+    from edge_llm.config import default_context
     from edge_llm.engine.assembly import cache_geometry
     from edge_llm.kernels.layout import KvType
     from edge_llm.model.manifest import ModelManifest
 
-    manifest, config = ModelManifest.read(folder), load_config()
+    manifest, config = ModelManifest.read(folder), _loaded()
     row_bytes = cache_geometry(manifest).row_bytes(KvType[(config.kv_type or manifest.kv_type).upper()])
     return config.context or default_context(manifest.dimensions.context, row_bytes)
 
 
 def _what_runs(findings: dict[str, dict[str, Any]]) -> str:
-    from edge_llm.config import load_config
-
-    try:
-        config = load_config()
-    except EdgeLLMError:
+    if "error" in findings["config"]:
         return "nothing: see the errors above"
+    config = _loaded()
     wanted = findings["providers"].get(config.provider, "")
     if "computes on" in wanted:
         return f"static, {wanted}"

@@ -1,10 +1,9 @@
 """Where the installed command begins: loads the program so that Ctrl-C meanwhile is no traceback. Only the standard library."""
 
-from __future__ import annotations
-
+# built in: `signal` itself would bring enum and collections, milliseconds in which Ctrl-C is still a traceback
+import _signal  # type: ignore[import-not-found]  # typeshed does not know it
 import gc
 import os
-import signal
 
 _INTERRUPTED = 130
 
@@ -16,11 +15,11 @@ def _leave(_number: int, _frame: object) -> None:
 
 def run() -> None:
     """The program `edge-llm`."""
-    previous = signal.signal(signal.SIGINT, _leave)
+    previous = _signal.signal(_signal.SIGINT, _leave)
     gc.disable()  # nothing of a program is garbage while it loads
     from edge_llm_cli import main
 
     program = main.load()
     gc.enable()
-    signal.signal(signal.SIGINT, previous)
+    _signal.signal(_signal.SIGINT, previous)
     main.run(program)

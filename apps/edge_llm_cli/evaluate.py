@@ -19,12 +19,14 @@ from edge_llm_cli.progress import ProgressDisplay
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Name of a model, its folder, or a FILE.gguf.")],
-    text: Annotated[Path, typer.Option(help="A text file in UTF-8.")],
-    reference: Annotated[str | None, typer.Option(help="f32: compare with the source's weights in fp32.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are kept: int8 or f32.")] = None,
+    text: Annotated[Path, typer.Option(metavar="FILE", help="A text file in UTF-8.")],
+    reference: Annotated[
+        str | None, typer.Option(metavar="f32", help="Compare with the source's weights in fp32.")
+    ] = None,
+    kv_dtype: answer.KvOption = None,
     provider: answer.ProviderOption = None,
     window: Annotated[int, typer.Option(help="Tokens that are read from an empty context.")] = 512,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute; default: one a physical core.")] = None,
+    threads: answer.ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Perplexity of a model on a text, and with --reference f32 how close it is to the unrounded weights."""
@@ -93,4 +95,4 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text", hint="convert it first") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        raise InputError(f"cannot read {path}: {error.strerror}", hint="check the path and its rights") from None

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from edge_llm.errors import EdgeLLMError, InputError
 from edge_llm_cli import batch, bench, cache, chat, console, doctor, evaluate, models, serve, tune
 from edge_llm_cli import run as run_verb
-from edge_llm_cli.wording import Sections
+from edge_llm_cli.wording import Sections, system_error, usage_error
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -40,7 +40,7 @@ def failures_reported() -> Iterator[None]:
         console.report(EdgeLLMError("not enough memory", hint="use a smaller --context or close other programs"))
         raise SystemExit(FAILED) from None
     except OSError as error:
-        console.report(EdgeLLMError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"))
+        console.report(system_error(error))
         raise SystemExit(FAILED) from None
 
 
@@ -69,7 +69,7 @@ class Program(TyperGroup):
                 sys.stderr.write(error.format_message() + "\n")
                 sys.exit(BAD_INPUT)
             command = getattr(getattr(error, "ctx", None), "command_path", "edge-llm")
-            console.report(InputError(error.format_message(), hint=f"{command} --help"))
+            console.report(InputError(usage_error(error.format_message()), hint=f"{command} --help"))
             code = BAD_INPUT
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -103,12 +103,12 @@ app.command(cls=Sections)(run_verb.run)
 app.command(cls=Sections, short_help="Talk with a model in the terminal or a browser.")(chat.chat)
 app.command(cls=Sections, short_help="Answer over HTTP, as OpenAI's and Ollama's servers do.")(serve.serve)
 app.command(cls=Sections)(batch.batch)
-app.command(short_help="Download a model of the catalog and import it.")(models.pull)
-app.command("import")(models.import_)
+app.command(cls=Sections, short_help="Download a model of the catalog and import it.")(models.pull)
+app.command("import", cls=Sections)(models.import_)
 app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")
-app.command("eval", short_help="Measure how well a model knows a text.")(evaluate.evaluate)
-app.command(short_help="Measure speed, in llama-bench's terms.")(bench.bench)
+app.command("eval", cls=Sections, short_help="Measure how well a model knows a text.")(evaluate.evaluate)
+app.command(cls=Sections, short_help="Measure speed, in llama-bench's terms.")(bench.bench)
 app.command(short_help="Measure which settings are fastest here, and use them.")(tune.tune)
 app.command()(doctor.doctor)
 

@@ -12,6 +12,7 @@ import typer
 from edge_llm.errors import InputError, ModelFormatError, ModelNotFoundError, OutdatedModelError
 from edge_llm_cli import console
 from edge_llm_cli.progress import ProgressDisplay
+from edge_llm_cli.wording import Sections
 
 if TYPE_CHECKING:
     from edge_llm.install.store import ModelStore
@@ -116,7 +117,7 @@ def summary(store: ModelStore, name: str) -> dict[str, Any]:
     return {**known, "state": INSTALLED, "remedy": None}
 
 
-@app.command()
+@app.command(cls=Sections)
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Show what the manifest of a model says."""
     from edge_llm.model.manifest import ModelManifest
@@ -144,7 +145,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     console.table([(label, text) for label, text in facts.items() if text])
 
 
-@app.command()
+@app.command(cls=Sections)
 def verify(name: NameArgument, as_json: JsonOption = False) -> None:
     """Compare every byte of a model with the digests in its manifest."""
     from edge_llm.model.verify import verify as compare
@@ -159,7 +160,7 @@ def verify(name: NameArgument, as_json: JsonOption = False) -> None:
     report.raise_if_damaged()
 
 
-@app.command()
+@app.command(cls=Sections)
 def rm(
     name: NameArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

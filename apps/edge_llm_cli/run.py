@@ -129,7 +129,7 @@ def run(
     if raw and system is not None:
         raise InputError("--system needs a chat template, which --raw leaves out", hint="put the text into the prompt")
     if raw and (tool or tool_choice or reasoning):
-        raise InputError("--tool and --reasoning need a chat template, which --raw leaves out")
+        raise InputError("--tool and --reasoning need a chat template, which --raw leaves out", hint="leave out --raw")
     if reasoning not in (None, "on", "off"):
         raise InputError(f"--reasoning must be on or off, not {reasoning!r}")
     belt = tools.Toolbelt([answer.argument_text(name) for name in tool or ()], tool_choice)

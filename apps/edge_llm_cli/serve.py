@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_llm.errors import DownloadError, EdgeLLMError, InputError, IntegrityError, ModelFormatError, StorageError
+from edge_llm.errors import (
+    DownloadError,
+    EdgeLLMError,
+    InputError,
+    IntegrityError,
+    ModelFormatError,
+    ParameterError,
+    StorageError,
+)
 from edge_llm_cli import answer, console
 from edge_llm_cli.progress import ProgressDisplay
 
@@ -68,9 +76,7 @@ def serve(
         float | None,
         typer.Option(
             metavar="HOURS",
-            min=0.01,
-            max=8760,
-            help="Every so often compare what the models say with what they said at import; default: never.",
+            help="Every so often (0.01 to 8760) compare what the models say with what they said at import; default: never.",
         ),
     ] = None,
     grace: Annotated[
@@ -92,8 +98,11 @@ def serve(
 ) -> None:
     """Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API under /v1, Ollama's under /api."""
     _require_server()
+    if quality_watch is not None and not 0.01 <= quality_watch <= 8760:
+        raise ParameterError(f"--quality-watch must be between 0.01 and 8760 hours, not {quality_watch:g}")
     from edge_llm_server.launch import launch
     from edge_llm_server.settings import ServerSettings
+    from edge_llm_server.sockets import tcp_socket
 
     from edge_llm.config import load_config
     from edge_llm.install.importer import resolve
@@ -127,6 +136,8 @@ def serve(
         grace_s=grace,
         quality_watch_s=None if quality_watch is None else quality_watch * 3600,
     )
+    if port:
+        tcp_socket(host, port).close()  # one that is taken is told of now, and not after a download
     with ProgressDisplay() as progress:
         folders: dict[str, Path | EdgeLLMError] = {}
         for name in dict.fromkeys((*settings.models, *([fallback] if fallback else ()))):

@@ -39,10 +39,12 @@ def _text(path: Path) -> str:
     try:
         if not path.is_file():  # a pipe would wait for its writer
             what = "is not a regular file" if path.exists() else "does not exist"
-            raise InputError(f"{quoted(str(path))} {what}")
+            raise InputError(f"{quoted(str(path))} {what}", hint="check the path")
         with path.open("rb") as file:
             return file.read(MAX_GRAMMAR_BYTES + 1).decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"{quoted(str(path))} cannot be read: {error.strerror}") from None
+        raise InputError(
+            f"{quoted(str(path))} cannot be read: {error.strerror}", hint="check the path and its rights"
+        ) from None
     except UnicodeDecodeError:
-        raise InputError(f"{quoted(str(path))} is not UTF-8") from None
+        raise InputError(f"{quoted(str(path))} is not UTF-8", hint="convert it first") from None

@@ -74,10 +74,23 @@ def refusals(param: str | None = None, names: Names = NO_NAMES) -> Iterator[None
 
 def misfit(error: ValidationError, raw: Mapping[str, Any]) -> ApiError:
     """What a client is told of a body that does not fit: of the ways in which it could have, the one that goes furthest."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_input=False)
     path, first = max(((_path(one, raw), one) for one in found), key=lambda pair: _reach(*pair))
     name = ".".join(map(str, path))
-    return ApiError.invalid(f"{quoted(name)}: {first['msg']}", str(path[0]) if path else None)
+    return ApiError.invalid(f"{quoted(name)}: {_said(first)}", str(path[0]) if path else None)
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    """What is wrong; lengths not as pydantic has it: 'List should have at least 1 item after validation, not 0'."""
+    match error["type"], error.get("ctx", {}):
+        case (("too_short" | "string_too_short"), {"min_length": 1}):
+            return "it must not be empty"
+        case "too_short", {"min_length": least, "actual_length": length}:
+            return f"it must have at least {least} items, not {length}"
+        case "too_long", {"max_length": most, "actual_length": int(length)}:
+            return f"it must have at most {most} items, not {length}"
+        case _:
+            return str(error["msg"])
 
 
 def _reach(path: Sequence[int | str], error: Mapping[str, Any]) -> tuple[int, list[int], int]:

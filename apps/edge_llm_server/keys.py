@@ -90,7 +90,9 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
                 raise InputError(f"other users may read or change the keys in {path}", hint=f"chmod 600 {path}")
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise InputError(f"cannot read the keys in {path}: {error.strerror}") from None
+        raise InputError(
+            f"cannot read the keys in {path}: {error.strerror}", hint="check the path and its rights"
+        ) from None
     if len(data) > _MAX_FILE_BYTES:
         raise InputError(f"{path} is too large for a file of keys")
     lines = data.decode("ascii", "replace").splitlines()

@@ -147,4 +147,4 @@ def _check_number(name: str, value: Any, low: float, high: float, *, whole: bool
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
         raise ParameterError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
     if not low <= value <= high:
-        raise ParameterError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+        raise ParameterError(f"{name} must be between {low} and {high}, not {value:g}")

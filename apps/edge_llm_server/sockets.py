@@ -27,7 +27,10 @@ def tcp_socket(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        hint = "choose another --port" if error.errno == errno.EADDRINUSE else None
+        hint = {
+            errno.EADDRINUSE: "choose another --port",
+            errno.EACCES: "choose a --port from 1024 on: those below are the administrator's",
+        }.get(error.errno or 0, "give an address of this machine with --host, for example 127.0.0.1")
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from None
     listener.setblocking(False)
     return listener

@@ -108,8 +108,8 @@ class Intake:
         limit = self._window.limit(self._policy_of(request))
         if request.beams > 1 and self._policy_of(request) == "slide":
             raise ParameterError(
-                "beams do not combine with the context policy slide, which this engine has",
-                hint='ask for the context policy "error"',
+                "beams cannot be combined with context_policy slide, which this engine has",
+                hint='ask for context_policy "error"',
             )
         prompt = self._rendered(request)
         self._refuse_far_beyond(limit, request.text if prompt is None else prompt.text.text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypedDict, Unpack
 
 from edge_llm.config import CONTEXT_POLICIES
-from edge_llm.errors import ParameterError
+from edge_llm.errors import ParameterError, quoted
 from edge_llm.messages import TOOL_CHOICES, Message, Tool
 from edge_llm.sampling.grammar import Grammar, parse_schema
 from edge_llm.sampling.params import SamplingParams, beyond_beams
@@ -123,17 +123,35 @@ class Request:
         choices = self.choices
         if not isinstance(choices, tuple) or not all(isinstance(label, str) and label for label in choices):
             raise ParameterError("choices must be a tuple of texts that are not empty")
-        if len(choices) > MAX_CHOICES or len(set(choices)) < len(choices):
-            raise ParameterError(f"a request takes at most {MAX_CHOICES} choices, no two of them equal")
-        others = (self.response_format is not None, self.tools, self.choices, self.embedding is not None)
-        if (self.choices or self.embedding is not None) and sum(map(bool, others)) > 1:
-            raise ParameterError("embedding, choices, tools and response_format exclude one another")
+        if len(choices) > MAX_CHOICES:
+            raise ParameterError(f"choices must be at most {MAX_CHOICES} labels, not {len(choices)}")
+        if len(set(choices)) < len(choices):
+            twice = next(label for label in choices if choices.count(label) > 1)
+            raise ParameterError(
+                f"choices must differ, and {quoted(twice)} is given twice", hint="give each label once"
+            )
+        together = {
+            "embedding": self.embedding is not None,
+            "choices": choices,
+            "tools": self.tools,
+            self._form: self.response_format is not None,
+        }
+        given = [name for name, is_given in together.items() if is_given]
+        if (choices or self.embedding is not None) and len(given) > 1:
+            raise ParameterError(
+                f"{', '.join(given[:-1])} and {given[-1]} exclude one another", hint="leave out all but one of them"
+            )
+
+    @property
+    def _form(self) -> str:
+        """What the form of the answer is called in errors: by its kind, which is what users have given."""
+        return "response_format" if self.response_format is None else str(self.response_format.kind)
 
     def _check_beams(self) -> None:
         """Whether beams are a number of them, and nothing is asked for that they do not do."""
         if type(self.beams) is not int or not 1 <= self.beams <= MAX_BEAMS:
             raise ParameterError(f"beams must be a whole number from 1 to {MAX_BEAMS}, not {self.beams!r}")
-        if type(self.n_best) is not int or not 1 <= self.n_best <= self.beams:
+        if type(self.n_best) is not int or self.n_best < 1 or self.n_best > self.beams > 1:
             raise ParameterError(f"n_best must be a whole number from 1 to the {self.beams} beams, not {self.n_best!r}")
         penalty = self.length_penalty
         if type(penalty) not in (int, float) or not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
@@ -141,12 +159,14 @@ class Request:
         if not isinstance(self.early_stopping, bool):
             raise ParameterError("early_stopping must be True or False")
         if self.beams == 1:
-            if penalty != 1.0 or self.early_stopping:
-                raise ParameterError("length_penalty and early_stopping need beams")
+            needy = {"length_penalty": penalty != 1.0, "early_stopping": self.early_stopping, "n_best": self.n_best > 1}
+            for name, given in needy.items():
+                if given:
+                    raise ParameterError(f"{name} needs beams", hint="ask for 2 beams or more")
             return
         others = {
             "tools": self.tools,
-            "response_format": self.response_format,
+            self._form: self.response_format,
             "embedding": self.embedding,
             "choices": self.choices,
             "context_policy slide": self.context_policy == "slide",
@@ -154,7 +174,8 @@ class Request:
         refused = [name for name, given in others.items() if given] + beyond_beams(self.params)
         if refused:
             raise ParameterError(
-                f"beams do not combine with {', '.join(refused)}", hint="leave it out, or ask without beams"
+                f"beams cannot be combined with {', '.join(refused)}",
+                hint="ask without beams, or without what is named",
             )
 
     def _check_tools(self) -> None:
@@ -173,7 +194,7 @@ class Request:
             raise ParameterError("tool_choice is required, but there are no tools")
         if self.response_format is not None and self.tools and self.tool_choice != "none":
             raise ParameterError(
-                "tools and response_format exclude one another", hint='ask without tools, or with tool_choice "none"'
+                f"tools and {self._form} exclude one another", hint='ask without tools, or with tool_choice "none"'
             )
         for tool in self.tools:
             _check_parameters(tool)

@@ -186,8 +186,10 @@ def of_source(sha256: str) -> Recipe | None:
 
 
 def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
-    """The error for a name that none of the `known` models has; its hint lists the closest ones."""
+    """The error for a name that none of the `known` models has; its hint lists those that begin so, or the closest ones."""
     candidates = sorted(set(known))
-    close = difflib.get_close_matches(name.lower(), candidates, n=3, cutoff=0.4)
+    wanted = name.lower()
+    begun = [known for known in candidates if wanted and known.lower().startswith(wanted)]
+    close = begun[:3] or difflib.get_close_matches(wanted, candidates, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known models: {', '.join(candidates) or 'none'}"
     return ModelNotFoundError(f"no model is called {quoted(name)}", hint=hint)

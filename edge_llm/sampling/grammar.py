@@ -84,15 +84,15 @@ class Grammar:
         return cls(GrammarKind.LARK, text)
 
 
-def _check_length(pattern: str) -> None:
+def _check_length(pattern: str, what: str = "the regex") -> None:
     """An answer that must be longer than any is only work: for the compiler, then for each step."""
     try:
         length = shortest_match(pattern)
     except ValueError as error:
-        raise ParameterError(f"the regex is not sound: {error}") from None
+        raise ParameterError(f"{what} is not sound: {error}") from None
     if length > MAX_LEAST_LENGTH:
         raise ParameterError(
-            f"the regex has too many states: no answer shorter than {length} characters matches it, "
+            f"{what} has too many states: no answer shorter than {length} characters matches it, "
             f"at most {MAX_LEAST_LENGTH} are taken"
         )
 
@@ -141,7 +141,7 @@ def _check(schema: dict[str, Any]) -> None:
                     hint="put the definition under $defs and refer to it by #/$defs/...",
                 )
             if isinstance(node.get("pattern"), str):
-                _check_length(node["pattern"])
+                _check_length(node["pattern"], "the schema's pattern")
             if isinstance(node.get("enum"), list):
                 values += len(node["enum"])
         if values > MAX_ENUM:

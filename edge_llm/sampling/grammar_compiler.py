@@ -25,6 +25,7 @@ import numpy as np
 
 from edge_llm.errors import GenerationError, ParameterError
 from edge_llm.sampling.grammar import JSON_STYLE, Grammar, GrammarKind, parse_schema
+from edge_llm.sampling.grammar_faults import HINTS, fault_in_one_line, one_line
 from edge_llm.sampling.schema_recursion import bound_recursion
 
 COMPILE_SECONDS = 2.0
@@ -74,7 +75,8 @@ class GrammarCompiler:
                     prototype = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
                     fault = prototype.get_error() or None
                 if fault is not None:
-                    raise ParameterError(f"the {grammar.kind} cannot be used: {_one_line(fault)}", hint=_HINT)
+                    told = fault_in_one_line(grammar.kind, fault)
+                    raise ParameterError(f"the {grammar.kind} cannot be used: {told}", hint=HINTS[grammar.kind])
             self._kept[grammar] = prototype
             while len(self._kept) > KEPT_GRAMMARS or sum(len(kept.text) for kept in self._kept) > KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
@@ -157,7 +159,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GenerationError(f"the answer cannot follow its grammar: {_one_line(self._matcher.get_error())}")
+            raise GenerationError(f"the answer cannot follow its grammar: {one_line(self._matcher.get_error())}")
 
 
 class _Vocabulary:
@@ -264,14 +266,3 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.LARK:
             source = LLMatcher.grammar_from_lark(grammar.text)
     return source
-
-
-_LONGEST_FAULT = 300
-"""characters of a message; what is wrong often stands at its end"""
-_HINT = "docs/decoding.md says what a grammar may hold"
-
-
-def _one_line(text: str) -> str:
-    """A message of the compiler, which may quote the grammar, fit for a line."""
-    line = ascii(" ".join(text.partition("<state>")[0].split()))[1:-1]  # after that comes its whole state
-    return line if len(line) <= _LONGEST_FAULT else line[: _LONGEST_FAULT // 2] + " ... " + line[-_LONGEST_FAULT // 2 :]

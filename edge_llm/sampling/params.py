@@ -29,8 +29,10 @@ def _number(name: str, value: object, low: float, high: float) -> None:
 
 
 def _texts(name: str, value: object, most: int, most_bytes: int) -> None:
-    if not isinstance(value, tuple) or len(value) > most:
-        raise ParameterError(f"{name} must be a tuple of at most {most} texts")
+    if not isinstance(value, tuple):
+        raise ParameterError(f"{name} must be a tuple of texts")
+    if len(value) > most:
+        raise ParameterError(f"{name} must be at most {most} texts, not {len(value)}")
     for text in value:
         if not isinstance(text, str) or not 0 < len(text.encode("utf-8", "surrogatepass")) <= most_bytes:
             raise ParameterError(f"each text of {name} must have 1 to {most_bytes} bytes")

@@ -35,7 +35,10 @@ class ReadableFolder:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise ParameterError(f"the folder {quoted(str(path))} cannot be opened: {error.strerror}") from None
+            raise ParameterError(
+                f"the folder {quoted(str(path))} cannot be opened: {error.strerror}",
+                hint="check the path and its rights",
+            ) from None
 
     def close(self) -> None:
         """Idempotent."""

@@ -72,7 +72,8 @@ class SchemaCheck:
         unknown = sorted(node.keys() - _KNOWN)
         if unknown:
             raise ParameterError(
-                f"a tool's schema may not use {quoted(unknown[0])}", hint="docs/tools.md says what it may use"
+                f"a tool's schema may not use {quoted(unknown[0])}",
+                hint=f"it may use {', '.join(sorted(_KNOWN - _NOTES))}, and notes such as description",
             )
         types = node.get("type", [])
         for name in types if isinstance(types, list) else [types]:

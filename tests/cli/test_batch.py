@@ -59,8 +59,9 @@ def test_each_line_has_its_answer_and_errors_are_code_1(invoke, opened, files) -
     result = invoke("batch", str(source), str(target), "-m", "fake")
     assert (result.exit_code, result.stdout) == (1, "")
     assert [line["custom_id"] for line in results(target)] == ["a", None, "b", "c", "d"]
-    (line,) = result.stderr.splitlines()
+    line, why = result.stderr.splitlines()
     assert line.startswith("3 answered, 2 errors; 18 tokens in 0:0")
+    assert why == "exit code 1: 2 lines of the output hold errors"
     source.write_bytes(jsonl([chat("a")]))
     assert invoke("batch", str(source), str(target.with_name("other"))).exit_code == 0
 
@@ -109,6 +110,47 @@ def test_answers_that_something_else_computed_are_not_gone_on_with(invoke, opene
 
     monkeypatch.setattr(answer, "opened", opened_otherwise)
     assert invoke("batch", str(source), str(target)).exit_code == 2
+
+
+def test_a_finished_batch_says_why_it_still_fails(invoke, opened, files) -> None:
+    source, target = files
+    source.write_bytes(jsonl([chat("a"), "{"]))
+    first = invoke("batch", str(source), str(target))
+    assert first.stderr.startswith("1 answered, 1 error; ")
+    assert first.stderr.endswith("\nexit code 1: 1 line of the output holds an error\n")
+    again = invoke("batch", str(source), str(target))
+    assert again.exit_code == 1
+    assert again.stderr.splitlines() == [
+        "nothing is left to do: 2 lines were done before",
+        "exit code 1: 1 line of the output holds an error (from before): what is deleted there is asked again",
+    ]
+    source.write_bytes(source.read_bytes() + jsonl(["["]))
+    grown = invoke("batch", str(source), str(target), "--json")
+    assert (json.loads(grown.stdout)["errors"], json.loads(grown.stdout)["errors_before"]) == (1, 1)
+
+
+def test_one_file_cannot_be_both_ends(invoke, opened, files, tmp_path: Path) -> None:
+    source, _ = files
+    before = source.read_bytes()
+    (tmp_path / "link").symlink_to(source)
+    for target in (source, tmp_path / "link"):
+        result = invoke("batch", str(source), str(target))
+        assert result.exit_code == 2
+        assert "cannot be both the input and the output" in result.stderr
+        assert "hint: give the answers a file of their own" in result.stderr
+    assert source.read_bytes() == before
+    assert opened == []
+
+
+def test_one_file_cannot_be_both_streams(files) -> None:
+    source, _ = files
+    before = source.read_bytes()
+    with source.open("rb") as stdin, source.open("ab") as stdout:
+        command = [sys.executable, "-c", "from edge_llm_cli.entry import run; run()", "batch", "-", "-"]
+        result = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: standard input cannot be both")
+    assert source.read_bytes() == before
 
 
 def test_failed_lines_that_are_taken_out_are_tried_again(invoke, opened, files) -> None:
@@ -183,7 +225,7 @@ def test_from_a_pipe_to_a_pipe(files) -> None:
         first = json.loads(process.stdout.readline())
         rest, stderr = process.communicate(jsonl(["{"]), timeout=60)
     assert (first["custom_id"], json.loads(rest)["error"]["code"]) == ("a", "invalid_json_line")
-    assert (process.returncode, len(stderr.splitlines())) == (1, 1)
+    assert (process.returncode, len(stderr.splitlines())) == (1, 2)
 
 
 def test_ctrl_c_while_a_pipe_is_silent(files) -> None:

@@ -12,6 +12,7 @@ from edge_llm.errors import SessionError
 
 SECTIONS = [
     "versions",
+    "config",
     "cpu",
     "threads",
     "tuning",
@@ -120,3 +121,14 @@ def test_a_full_disk_is_a_problem(invoke, own_home: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     problems = json.loads(invoke("doctor", "--json").stdout)["problems"]
     assert problems == {"data folder": f"the disk of {own_home}/data is full"}
+
+
+def test_an_unknown_setting_is_a_problem_of_the_config_alone(invoke, own_home: Path) -> None:
+    (own_home / "config").mkdir(parents=True)
+    (own_home / "config" / "config.toml").write_text("[engine]\nthread = 1\n")
+    value = json.loads(invoke("doctor", "--json").stdout)
+    assert list(value["problems"]) == ["config"]
+    assert value["problems"]["config"].startswith("unknown setting thread in ")
+    assert value["problems"]["config"].endswith("did you mean threads?")
+    assert value["threads"]["used"] >= 1
+    assert value["runs"]["layout"].startswith("nothing")

@@ -32,6 +32,13 @@ sys.meta_path.insert(0, Finder())
     assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"interrupted\n")
 
 
+def test_nothing_is_imported_before_ctrl_c_is_looked_after() -> None:
+    """Each module would be some time more in which Ctrl-C is a traceback: Python's own start is long enough."""
+    code = "import os, sys; before = {*sys.modules}; import edge_llm_cli.entry; print(*sorted({*sys.modules} - before))"
+    result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) <= {"edge_llm_cli", "edge_llm_cli.entry", "_signal", "__future__"}
+
+
 def test_once_loaded_ctrl_c_is_handled_as_before() -> None:
     code = (
         "import signal, edge_llm_cli.main as m; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

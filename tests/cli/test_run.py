@@ -195,11 +195,18 @@ def test_beams_arrive_and_all_that_were_found_are_shown(invoke, engine) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--beams", "2", "--temperature", "0.5"], "beams do not combine with temperature"),
-        (["--beams", "2", "--choices", "a,b"], "beams do not combine with choices"),
+        (["--beams", "2", "--temperature", "0.5"], "--beams cannot be combined with --temperature"),
+        (["--beams", "2", "--choices", "a,b"], "--beams cannot be combined with --choices"),
         (["--beams", "2000"], "--beams must be a whole number from 1 to 64"),
-        (["--n-best", "2"], "--n-best must be a whole number from 1 to the 1 beams"),
-        (["--length-penalty", "2"], "need beams"),
+        (["--n-best", "2"], "--n-best needs --beams"),
+        (["--length-penalty", "2"], "--length-penalty needs --beams"),
+        (["--early-stopping"], "--early-stopping needs --beams"),
+        (["--beams", "2", "--regex", "a"], "--beams cannot be combined with --regex"),
+        (["--beams", "2", "--dry-breaker", ":"], "--dry-breaker"),
+        (["--choices", "a,b", "--regex", "a"], "--choices and --regex exclude one another"),
+        (["--choices", "a,a"], "--choices must differ, and 'a' is given twice"),
+        (["--regex", " "], "--regex is empty"),
+        (["--stop", "x"] * 17, "--stop must be at most 16 texts, not 17"),
     ],
 )
 def test_beams_that_cannot_be_are_refused_before_a_model_is_loaded(invoke, engine, options, told) -> None:
@@ -214,7 +221,7 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs(invoke, engine, t
         (tmp_path / "schema.json").write_text(text)
         result = invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json"))
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith("error: the ")
+        assert result.stderr.startswith("error: --json-schema ")
     (tmp_path / "schema.json").write_bytes(b"\xff\xfe{")
     assert "not UTF-8" in invoke("run", "Hi", "--json-schema", str(tmp_path / "schema.json")).stderr
     assert engine.asked == []
@@ -435,7 +442,7 @@ def test_any_encoding_of_stdout_will_do(own_home: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_stdout_is_one_line(own_home: Path) -> None:
+def test_a_full_disk_behind_stdout_is_one_line_and_a_hint(own_home: Path) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         for arguments in (["run", "Hi"], ["run", "Hi", "--json"], ["models", "list"]):
             command = stub_command({"pieces": ["Hello"]}, *arguments)
@@ -443,7 +450,8 @@ def test_a_full_disk_behind_stdout_is_one_line(own_home: Path) -> None:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full, stderr=-1, text=True, check=False
             )
             assert done.returncode == 1
-            assert done.stderr.splitlines() == ["error: No space left on device"]
+            hint = "hint: free some space there, or write to another disk"
+            assert done.stderr.splitlines() == ["error: No space left on device", hint]
 
 
 def test_closed_standard_streams_do_no_harm(own_home: Path) -> None:

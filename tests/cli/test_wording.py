@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from edge_llm_batch.lines import Shard
 from edge_llm_cli import console
-from edge_llm_cli.wording import for_command_line
+from edge_llm_cli.wording import for_command_line, system_error
 
 from edge_llm.config import load_config
+from edge_llm.engine.request import Request
 from edge_llm.errors import ContextLengthError, EdgeLLMError, ParameterError, SessionError
+from edge_llm.sampling.grammar import Grammar
 from edge_llm.sampling.params import SamplingParams
+
+PROGRAM = (sys.executable, "-c", "from edge_llm_cli.entry import run; run()")
 
 
 def raised(work, *arguments, **values) -> EdgeLLMError:
@@ -28,12 +37,55 @@ def raised(work, *arguments, **values) -> EdgeLLMError:
         (raised(SamplingParams, top_k=-1), "--top-k must be between 0 and "),
         (raised(SamplingParams, dry_sequence_breakers=("",)), "each text of --dry-breaker must have 1 to "),
         (ParameterError("kv_type in /etc/config.toml must be int8 or f32"), "kv_type in /etc/config.toml must"),
-        (ParameterError("--shard must be I/N"), "--shard must be I/N"),
+        (raised(Shard.parse, "3/2"), "--shard must be I/N with I from 1 to N"),
+        (raised(load_config, provider="cuda"), "--provider must be auto, cpu, openvino or qnn, not 'cuda'"),
+        (raised(Grammar.regex, "a\\"), "--regex is not sound: it ends after a backslash"),
+        (raised(Grammar.lark, ""), "--grammar is empty"),
+        (raised(Grammar.json_schema, "{"), "--json-schema is no JSON"),
+        (raised(Request.completion, "x", choices=("a", "tools needs", "a")), "--choices must differ, and 'a' is given"),
+        (raised(Request.completion, "x", beams=2, choices=("a",)), "--beams cannot be combined with --choices"),
+        (ParameterError("the prompt needs more"), "the prompt needs more"),
         (SessionError("context must be freed"), "context must be freed"),
     ],
 )
 def test_settings_have_the_names_of_their_options(error: EdgeLLMError, text: str) -> None:
     assert for_command_line(error)[0].startswith(text)
+
+
+def test_a_hint_names_the_option_and_its_value() -> None:
+    error = ParameterError("tools and regex exclude one another", hint='or with tool_choice "none"')
+    assert for_command_line(error) == ("--tool and --regex exclude one another", "or with --tool-choice none")
+
+
+@pytest.mark.parametrize("arguments", [["rum"], ["models", "lst"], ["run", "--tempature", "1"]])
+def test_what_was_meant_is_said_once(arguments: list[str]) -> None:
+    result = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.lower().count("did you mean") == 1
+    assert result.stderr.splitlines()[1].startswith("hint: edge-llm")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_what_the_system_refuses_has_a_hint() -> None:
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run([*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.stderr.splitlines()[1].startswith("hint: free some space")
+    assert "rights" in str(system_error(PermissionError(errno.EACCES, "Permission denied", "/x")).hint)
+    assert str(system_error(PermissionError(errno.EACCES, "Permission denied", "/x"))) == "Permission denied: /x"
+    assert system_error(OSError("odd")).hint is None
+
+
+@pytest.mark.parametrize("verb", ["run", "batch", "import", "pull", "eval", "bench", "models show", "models rm"])
+def test_every_argument_is_described(invoke, verb: str) -> None:
+    shown = invoke(*verb.split(), "--help").stdout.partition("\nArguments:\n")[2].partition("\n\n")[0]
+    arguments = re.findall(r"^  (\S+) +(\S.*)$", shown, re.MULTILINE)
+    assert arguments
+    assert all(not said.startswith("[") for _, said in arguments), shown
+
+
+def test_options_of_eval_say_what_they_take(invoke) -> None:
+    shown = invoke("eval", "--help").stdout
+    assert {"--text FILE", "--reference f32", "--kv-dtype int8|f32"} <= set(re.findall(r"--[\w-]+ \S+", shown))
 
 
 def test_a_prompt_that_is_too_long_names_the_option() -> None:

@@ -392,7 +392,7 @@ TOOL = Tool("f", "", "{}")
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"response_format": Grammar.regex("a")}, "response_format"),
+        ({"response_format": Grammar.regex("a")}, "regex"),
         ({"choices": ("a", "b")}, "choices"),
         ({"embedding": "mean"}, "embedding"),
         ({"context_policy": "slide"}, "slide"),
@@ -410,8 +410,9 @@ TOOL = Tool("f", "", "{}")
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"length_penalty": 11}, "length_penalty"),
         ({"early_stopping": 1}, "early_stopping"),
-        ({"beams": 1, "n_best": 1, "length_penalty": 2.0}, "need beams"),
-        ({"beams": 1, "n_best": 1, "early_stopping": True}, "need beams"),
+        ({"beams": 1, "n_best": 1, "length_penalty": 2.0}, "length_penalty needs beams"),
+        ({"beams": 1, "n_best": 1, "early_stopping": True}, "early_stopping needs beams"),
+        ({"beams": 1, "n_best": 2}, "n_best needs beams"),
     ],
 )
 def test_what_does_not_combine_is_named(options: dict[str, Any], named: str) -> None:

@@ -253,10 +253,10 @@ def test_labels_follow_a_chat() -> None:
         ({"embedding": "max"}, "mean or last"),
         ({"choices": ["a"]}, "tuple of texts"),
         ({"choices": ("a", "")}, "not empty"),
-        ({"choices": ("a", "a")}, "no two of them equal"),
+        ({"choices": ("a", "a")}, "'a' is given twice"),
         ({"choices": tuple(map(str, range(MAX_CHOICES + 1)))}, f"at most {MAX_CHOICES}"),
         ({"choices": ("a",), "embedding": "mean"}, "exclude"),
-        ({"choices": ("a",), "response_format": Grammar.json_object()}, "exclude"),
+        ({"choices": ("a",), "response_format": Grammar.json_object()}, "choices and json_object exclude"),
         ({"embedding": "mean", "response_format": Grammar.json_object()}, "exclude"),
     ],
 )

@@ -107,3 +107,17 @@ def test_a_recipe_is_frozen() -> None:
     with pytest.raises(AttributeError):
         recipe.name = "other"  # type: ignore[misc]
     assert replace(recipe, context=128).context == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("smollm2-135m", "did you mean smollm2-135m-instruct?"),
+        ("SmolLM2-135M-Instruct", "did you mean smollm2-135m-instruct?"),
+        ("smollm-135m-instruct", "did you mean smollm2-135m-instruct?"),
+        ("nope", "known models: gemma-3-270m, smollm2-135m-instruct"),
+        ("", "known models: gemma-3-270m, smollm2-135m-instruct"),
+    ],
+)
+def test_a_name_that_is_near_is_suggested_and_no_other(name: str, hint: str) -> None:
+    assert catalog.unknown_model(name, ["gemma-3-270m", "smollm2-135m-instruct"]).hint == hint

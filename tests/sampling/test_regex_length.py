@@ -29,9 +29,10 @@ def test_time_does_not_grow_with_the_square() -> None:
 
 @pytest.mark.parametrize("pattern", ["\\", "a\\", "(a|b\\", "(?=a)\\", "a\\\\\\", "[a\\"])
 def test_a_lone_backslash_is_refused(pattern: str) -> None:
-    for make in (Grammar.regex, lambda text: Grammar.json_schema({"items": [{"type": "string", "pattern": text}]})):
-        with pytest.raises(ParameterError, match=r"^the regex is not sound: it ends after a backslash$"):
-            make(pattern)
+    with pytest.raises(ParameterError, match=r"^the regex is not sound: it ends after a backslash$"):
+        Grammar.regex(pattern)
+    with pytest.raises(ParameterError, match=r"^the schema's pattern is not sound: it ends after a backslash$"):
+        Grammar.json_schema({"items": [{"type": "string", "pattern": pattern}]})
 
 
 def test_what_no_answer_is_long_enough_for_is_refused_before_it_is_compiled() -> None:

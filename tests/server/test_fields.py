@@ -69,6 +69,7 @@ def server() -> Iterator[Running]:
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages", "'messages.0.content'"),
         (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages", "'messages.0.content.0.type'"),
         (CHAT, {"messages": [{"role": "boss", "content": "a"}]}, "messages", "'messages.0.role'"),
+        (CHAT, {"messages": []}, "messages", "'messages': it must not be empty"),
         (CHAT, {"messages": MESSAGES * 600}, "messages", "context"),
         (
             CHAT,
@@ -89,7 +90,7 @@ def server() -> Iterator[Running]:
         (COMPLETIONS, {"max_completion_tokens": 5}, "max_completion_tokens", "max_completion_tokens is not supported"),
         (COMPLETIONS, {"tools": [1]}, "tools", "tools is not supported"),
         (RESPONSES, {"reasoning_effort": "none"}, "reasoning_effort", "reasoning_effort is not supported"),
-        (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
+        (COMPLETIONS, {"prompt": []}, "prompt", "'prompt': it must not be empty"),
         (COMPLETIONS, {"logprobs": 99}, "logprobs", "logprobs must"),
         (COMPLETIONS, {"prompt": [10**6]}, "prompt", "token ids"),
         (COMPLETIONS, {"prompt": ["a", 5]}, "prompt", "'prompt.1'"),

@@ -20,6 +20,7 @@ import pytest
 from edge_llm_server.keys import ApiKey
 from edge_llm_server.serving import Serving
 from edge_llm_server.settings import ServerSettings
+from edge_llm_server.sockets import tcp_socket
 
 from edge_llm.engine.client import EngineClient, ThreadClient
 from edge_llm.engine.core import EngineCore
@@ -467,6 +468,12 @@ def test_an_address_in_use_is_one_clear_line() -> None:
         settings = ServerSettings(models=("m",), port=server.serving.port)
         with pytest.raises(InputError, match=rf"cannot listen on 127.0.0.1:{server.serving.port}: "):
             Serving(settings, host_of({}, lambda _: ThreadClient(make_core())), {})
+
+
+def test_an_address_that_is_none_has_a_hint_of_its_own() -> None:
+    with pytest.raises(InputError) as caught:
+        tcp_socket("192.0.2.1", 0)  # of a network that exists in documents only
+    assert "--host" in str(caught.value.hint)
 
 
 def _is_closed(connection: socket.socket) -> bool:

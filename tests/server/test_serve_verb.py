@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     calls: list[Any] = []
     monkeypatch.setattr("edge_llm_server.launch.launch", lambda *values, **_: calls.append(values))
     monkeypatch.setattr("edge_llm.install.importer.resolve", lambda name, _progress: tmp_path / name)
+    monkeypatch.setattr("edge_llm_server.sockets.tcp_socket", lambda _host, _port: socket.socket())
     return calls
 
 
@@ -96,7 +98,11 @@ def test_keys_of_the_environment_do_not_stay_there(launched: list[Any], monkeypa
     [
         (("--host", "0.0.0.0"), "it needs keys there"),
         (("--keys", "missing"), "cannot read the keys"),
-        (("--port", "99999"), "port must be between"),
+        (("--port", "99999"), "--port must be between 0 and 65535, not 99999"),
+        (("--keep-alive", "-1"), "--keep-alive must be between 0 and 31536000, not -1"),
+        (("--requests-per-minute", "0"), "--requests-per-minute must be between 1 and 1000000000, not 0"),
+        (("--quality-watch", "0"), "--quality-watch must be between 0.01 and 8760 hours, not 0"),
+        (("--quality-watch", "nan"), "--quality-watch must be between 0.01 and 8760 hours, not nan"),
         (("--cache", "maybe"), "--cache must be on or off"),
     ],
 )
@@ -105,6 +111,18 @@ def test_what_cannot_be_is_one_line(launched: list[Any], arguments: tuple[str, .
     assert result.exit_code == 2
     assert message in result.output
     assert launched == []
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("edge_llm.install.importer.resolve", lambda name, _progress: asked.append(name))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = serve("--port", str(port))
+    assert result.exit_code == 2
+    assert result.output.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+    assert "hint: choose another --port\n" in result.output
+    assert asked == []
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

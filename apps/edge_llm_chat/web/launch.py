@@ -82,7 +82,7 @@ def launch_web(
     try:
         listener = tcp_socket(address.host, address.port)
     except InputError as error:
-        raise InputError(str(error), hint="choose another --web-port") from None
+        raise InputError(str(error), hint=(error.hint or "").replace("--", "--web-")) from None
     with listener:
         source = _shared_server(model, config, wish) or resolve(model or DEFAULT_MODEL, progress)
         if isinstance(source, Path) and config.draft_model is not None:
