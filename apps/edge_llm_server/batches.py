@@ -37,6 +37,8 @@ MAX_ENDED = 256
 """of a key, that are remembered"""
 TURN_S = 60.0
 """after which a batch lets those of other keys go on"""
+_OWNER = "all batches"
+"""among those who share an engine; the name of no key"""
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
@@ -263,7 +265,7 @@ class _Engine:
         self.info: EngineInfo = client.info
 
     def submit(self, request: Request) -> Handle:
-        return self._client.submit(replace(request, namespace=self._owner))
+        return self._client.submit(replace(request, namespace=self._owner, owner=_OWNER))
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         return self._client.detokenize(token_ids)
