@@ -136,9 +136,8 @@ class EngineCore:
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
-        self._scheduler.check_room(
-            request.priority, request.owner
-        )  # before any work: who has too much to do must say so at once
+        # before any work: who has too much to do must say so at once
+        self._scheduler.check_room(request.priority, request.owner)
         sequence = self.intake.sequence(request, emit, self._clock)
         self._scheduler.check_fits(sequence)
         return sequence

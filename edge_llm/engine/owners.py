@@ -18,7 +18,7 @@ _ANSWER_TOKEN = 2
 
 
 class _Ledger:
-    """Tokens that owners have had while somebody wanted more than he got.
+    """Tokens that owners have had while somebody wanted more than it got.
 
     Nobody counts as having had less than the one with the least who keeps waiting: who wanted nothing has no credit from that.
     """
@@ -36,7 +36,7 @@ class _Ledger:
         self._above[owner] = self.had(owner) + tokens
 
     def update(self, wanting: set[str]) -> None:
-        """These have work that waits now. Once all others' is done, everybody has had what he wanted, and all are equal."""
+        """These have work that waits now. If nobody of them had before, everybody has had what it wanted: all are equal."""
         stayed = wanting & self._wanting
         self._wanting = wanting
         self._floor = min(map(self.had, stayed), default=0)
@@ -51,12 +51,12 @@ class Owners:
         self._ledgers = tuple(_Ledger() for _ in PRIORITIES)
 
     def update(self, wanting: Collection[Sequence]) -> None:
-        """All that wait for a slot and whose prompts are being read, or the first of each owner."""
+        """The first of each owner that waits for a slot, and those whose prompts are being read."""
         for rank, ledger in enumerate(self._ledgers):
             ledger.update({one.owner for one in wanting if one.rank <= rank})
 
     def served(self, sequence: Sequence, rows: int) -> None:
-        """A step has computed so many rows for it, before they are committed."""
+        """As `Scheduler.served`."""
         tokens = rows if sequence.phase is Phase.PREFILL else _ANSWER_TOKEN * rows
         for ledger in self._ledgers[sequence.rank :]:
             ledger.add(sequence.owner, tokens)

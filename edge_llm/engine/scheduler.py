@@ -247,7 +247,7 @@ class Scheduler:
         return [sequence for sequence in self._running if sequence.phase is Phase.PREFILL]
 
     def served(self, sequence: Sequence, rows: int) -> None:
-        """A step has computed so many rows of a sequence that count; before they do."""
+        """A step has computed so many rows for a sequence; to be told before they are committed."""
         self._owners.served(sequence, rows)
 
 
