@@ -39,6 +39,8 @@ TURN_S = 60.0
 """after which a batch lets those of other keys go on"""
 PAUSE_S = 30.0
 """after which a batch that could not be written is gone on with"""
+_OWNER = "all batches"
+"""among those who share an engine; the name of no key"""
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
 """engines that may die under a batch before it is given up"""
@@ -281,7 +283,7 @@ class _Engine:
         self.info: EngineInfo = client.info
 
     def submit(self, request: Request) -> Handle:
-        return self._client.submit(replace(request, namespace=self._owner))
+        return self._client.submit(replace(request, namespace=self._owner, owner=_OWNER))
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         return self._client.detokenize(token_ids)

@@ -60,6 +60,7 @@ def embedding_requests(given: Any, caller: Caller, pooling: str | None = None) -
             **one,
             embedding=pooling or _POOLING,
             namespace=caller.namespace,
+            owner=caller.namespace,
             timeout_s=caller.timeout_s,
             priority="normal",
         )

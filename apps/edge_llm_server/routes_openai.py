@@ -31,7 +31,7 @@ async def body_of(request: Request, kind: type[B]) -> B:
 
 
 def caller_of(request: Request, service: Service) -> Caller:
-    """Each key has prefixes of its own."""
+    """Each key has prefixes, and a share of the engine, of its own."""
     return Caller(request.scope[STATE].key, service.settings.request_timeout_s)
 
 

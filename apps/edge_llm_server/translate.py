@@ -46,7 +46,7 @@ _PRIORITIES = {"flex": "batch", "batch": "batch", "priority": "interactive"}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """On whose behalf: whose prefixes are shared, and how long it may take."""
+    """On whose behalf: whose prefixes are shared and who shares the engine with others, and how long it may take."""
 
     namespace: str = ""
     timeout_s: float | None = None
@@ -149,6 +149,7 @@ def _request(body: Generation, caller: Caller, params: SamplingParams, **prompt:
             choices=tuple(body.choices or ()),
             cache=body.cache_prompt is not False,
             namespace=caller.namespace,
+            owner=caller.namespace,
             priority=_PRIORITIES.get(body.service_tier or "", "normal"),
             timeout_s=caller.timeout_s,
         )

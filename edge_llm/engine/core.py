@@ -136,7 +136,8 @@ class EngineCore:
 
     def prepare(self, request: Request, emit: Emit) -> Sequence:
         """Check and tokenise a request, whose events will go to `emit`. Raises what `EngineClient.submit` raises."""
-        self._scheduler.check_room(request.priority)  # before any work: who has too much to do must say so at once
+        # before any work: who has too much to do must say so at once
+        self._scheduler.check_room(request.priority, request.owner)
         sequence = self.intake.sequence(request, emit, self._clock)
         self._scheduler.check_fits(sequence)
         return sequence
@@ -255,6 +256,7 @@ class EngineCore:
             assert sequence.slot is not None
             for segment in share.segments:
                 self.cache.commit(segment.slot, rows)
+            self._scheduler.served(sequence, rows * len(share.segments))
             sequence.committed += rows
             self._slots.prefixes.committed(sequence.slot)
             if selection is not None and sequence.beams is not None:

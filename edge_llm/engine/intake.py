@@ -148,6 +148,7 @@ class Intake:
             window=self._window,
             places=places,
             namespace=namespace,
+            owner=request.owner,
             structured=request.response_format is not None or forces_calls(request),
             priority=request.priority,
             timeout_s=request.timeout_s,

@@ -29,6 +29,7 @@ class RequestOptions(TypedDict, total=False):
     response_format: Grammar | None
     cache: bool
     namespace: str
+    owner: str
     tools: tuple[Tool, ...]
     tool_choice: str
     parallel_tool_calls: bool
@@ -61,6 +62,8 @@ class Request:
     cache: bool = True
     """rows of its tokens may be taken from, and left to, other requests of the same `namespace`"""
     namespace: str = ""
+    owner: str = ""
+    """whose it is: those who wait share the engine evenly by owner, however much each asks for"""
     tools: tuple[Tool, ...] = ()
     """what the model may ask for; nothing here runs a tool"""
     tool_choice: str = "auto"
@@ -103,8 +106,8 @@ class Request:
             raise ParameterError("there are no messages to answer")
         if self.context_policy is not None and self.context_policy not in CONTEXT_POLICIES:
             raise ParameterError(f"context_policy must be {' or '.join(CONTEXT_POLICIES)}, not {self.context_policy!r}")
-        if not isinstance(self.cache, bool) or not isinstance(self.namespace, str):
-            raise ParameterError("cache must be True or False, and namespace a str")
+        if not isinstance(self.cache, bool) or not isinstance(self.namespace, str) or not isinstance(self.owner, str):
+            raise ParameterError("cache must be True or False, namespace and owner a str")
         if not isinstance(self.parallel_tool_calls, bool) or not isinstance(self.reasoning, bool | None):
             raise ParameterError("parallel_tool_calls must be True or False, and reasoning True, False or None")
         self._check_tools()

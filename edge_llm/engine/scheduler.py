@@ -7,16 +7,15 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from edge_llm.engine.owners import Owners, slots_held
 from edge_llm.engine.pace import Pace, Portion
-from edge_llm.engine.request import PRIORITIES
+from edge_llm.engine.parking import victims
 from edge_llm.engine.sequence import Phase, Sequence
 from edge_llm.engine.waiting import QueueLimits, WaitingQueue
 from edge_llm.errors import ParameterError, QueueFullError
 from edge_llm.model.step import Segment, Step
 
 _FIRST_GUESS_S = 1.0  # how long a request runs
-_TURNS = PRIORITIES.index("normal")
-"""the lowest priority that takes turns: batch requests among themselves would only take longer, all of them"""
 _STEP_BACK_S = 0.005
 """seconds by which each token that is still to be read makes a prompt count as later than it came"""
 
@@ -95,6 +94,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._waiting = WaitingQueue(limits)
         self._running: list[Sequence] = []
+        self._owners = Owners()
         self._mean_s = _FIRST_GUESS_S
         self.refused = 0
         """requests for which there was no room"""
@@ -116,29 +116,31 @@ class Scheduler:
         with self._lock:
             return (*self._running, *self._waiting)
 
-    def check_room(self, priority: str, prompt_tokens: int = 1) -> None:
+    def check_room(self, priority: str, owner: str, prompt_tokens: int = 1) -> None:
         """Raises `QueueFullError` if a request would have to wait and too much waits already."""
         with self._lock:
-            self._check_room(priority, prompt_tokens)
+            self._check_room(priority, owner, prompt_tokens)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Add a request. Raises `QueueFullError` as `check_room`."""
         with self._lock:
-            self._check_room(sequence.priority, sequence.prompt_tokens)
+            self._check_room(sequence.priority, sequence.owner, sequence.prompt_tokens)
             self._waiting.add(sequence)
 
-    def _check_room(self, priority: str, prompt_tokens: int) -> None:
+    def _check_room(self, priority: str, owner: str, prompt_tokens: int) -> None:
         slots = self._capacity.slots
         free = slots - self.used_slots
         try:
-            self._waiting.check_room(priority, prompt_tokens, free=free, retry_s=self._mean_s / slots)
+            self._waiting.check_room(priority, owner, prompt_tokens, free=free, retry_s=self._mean_s / slots)
         except QueueFullError:
             self.refused += 1
             raise
 
-    def admit(self, acquire: Callable[[Sequence], int | None], now: float) -> None:
-        """Give those who wait the slots that `acquire` has, in their turn: who is too large now keeps others waiting too."""
-        while (sequence := self._first_waiting) is not None and self._fits(sequence):
+    def admit(self, acquire: Callable[[Sequence], int | None], now: float, *, before: Sequence | None = None) -> None:
+        """Give those who wait the slots that `acquire` has, in their turn, one of them `before` all others: who is too large
+        now keeps others waiting too."""
+        sequence = before or self.next_waiting()
+        while sequence is not None and self._fits(sequence):
             slot = acquire(sequence)
             if slot is None:
                 return
@@ -147,22 +149,11 @@ class Scheduler:
                 sequence.slot = slot
                 sequence.marks.slot(now)
                 self._running.append(sequence)
+            sequence = self.next_waiting()
 
-    def victims(self, now: float) -> list[Sequence]:
-        """Who is to be parked so that the first in the queue can run: the least urgent of lower priorities, then those who
-        have had a turn, all of such whose next turn is later; nobody if it can run without, or could not even so."""
-        first, victims = self._first_waiting, list[Sequence]()
-        if first is None or self._fits(first):
-            return []
-        lower = sorted((one for one in self._running if one.rank > first.rank), key=lambda one: -one.urgency)
-        least = min(first.rank, _TURNS)
-        others = [one for one in self._running if one.rank <= least and one.had_turn(now)]
-        for sequence in (*lower, *sorted(others, key=lambda one: one.since)):
-            if sequence.beams is None and sequence.urgency_if_parked(now) > first.urgency:
-                victims.append(sequence)
-                if self._fits(first, without=victims):
-                    return victims
-        return []
+    def victims(self, first: Sequence, now: float) -> list[Sequence]:
+        """Who is to be parked so that `first` can run."""
+        return victims(first, self._running, lambda chosen: self._fits(first, without=chosen), now)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Let somebody who runs wait again."""
@@ -171,10 +162,12 @@ class Scheduler:
             sequence.park(now)
             self._waiting.add(sequence)
 
-    @property
-    def _first_waiting(self) -> Sequence | None:
+    def next_waiting(self) -> Sequence | None:
+        """Who gets the next slot."""
         with self._lock:
-            return self._waiting.first
+            firsts = self._waiting.firsts
+        self._owners.update([*firsts, *self._prompts()])
+        return self._owners.first(firsts, slots_held(self._running))
 
     def _fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
         """Whether it can run beside those who do, but for those `without` whom it is to be."""
@@ -246,9 +239,16 @@ class Scheduler:
 
     def reading(self) -> list[Sequence]:
         """Those whose prompt is being read, the next first: the shorter the rest of it, the sooner, for nobody is answered
-        before all of it is read. As with priorities, who came long enough before goes first."""
-        prompts = (sequence for sequence in self._running if sequence.phase is Phase.PREFILL)
-        return sorted(prompts, key=lambda sequence: sequence.urgency + sequence.pending * _STEP_BACK_S)
+        before all of it is read. As with priorities, who came long enough before goes first. Owners share evenly."""
+        prompts = sorted(self._prompts(), key=lambda sequence: sequence.urgency + sequence.pending * _STEP_BACK_S)
+        return self._owners.in_turn(prompts)
+
+    def _prompts(self) -> list[Sequence]:
+        return [sequence for sequence in self._running if sequence.phase is Phase.PREFILL]
+
+    def served(self, sequence: Sequence, rows: int) -> None:
+        """A step has computed so many rows for a sequence; to be told before they are committed."""
+        self._owners.served(sequence, rows)
 
 
 def _slots(*sequences: Sequence) -> int:

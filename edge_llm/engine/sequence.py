@@ -88,6 +88,7 @@ class Sequence:
         "marks",
         "max_tokens",
         "namespace",
+        "owner",
         "places",
         "preemptions",
         "priority",
@@ -116,6 +117,7 @@ class Sequence:
         window: ContextWindow,
         places: tuple[range, ...] = (),
         namespace: str | None = None,
+        owner: str = "",
         structured: bool = False,
         priority: str = "normal",
         timeout_s: float | None = None,
@@ -123,9 +125,9 @@ class Sequence:
         beams: Beams | None = None,
     ) -> None:
         """`max_tokens` bounds the answer, by the context too unless it slides; `places` are where the request's messages
-        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `structured` tells
-        that a grammar has a say in where the answer ends; a `reader` takes the place of an answer; `beams` are what the
-        decoder looks along."""
+        lie among the prompt's tokens; `namespace` is whom it shares rows with (None: with nobody); `owner` is whose
+        it is; `structured` tells that a grammar has a say in where the answer ends; a `reader` takes the place of an
+        answer; `beams` are what the decoder looks along."""
         self.ids = prompt_ids
         self.prompt_tokens = len(prompt_ids)
         self.max_tokens = max_tokens
@@ -136,6 +138,7 @@ class Sequence:
         self.window = window
         self.places = places
         self.namespace = namespace
+        self.owner = owner
         self.structured = structured
         self.priority = priority
         self.deadline = None if timeout_s is None else submitted + timeout_s

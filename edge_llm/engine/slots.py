@@ -34,11 +34,12 @@ class Slots:
 
     def admit(self, now: float) -> None:
         """Slots for those whose turn it is, taken from others if need be."""
-        self._scheduler.admit(self._place, now)
-        while victims := self._scheduler.victims(now):
+        scheduler = self._scheduler
+        scheduler.admit(self._place, now)
+        while (first := scheduler.next_waiting()) is not None and (victims := scheduler.victims(first, now)):
             for sequence in victims:
                 self._park(sequence, now)
-            self._scheduler.admit(self._place, now)
+            scheduler.admit(self._place, now, before=first)
         if self._draft_model is not None:
             self._draft_model.idle = len(self._scheduler.running) > 1
 

@@ -63,6 +63,7 @@ def ask(
     priority: str = "normal",
     timeout_s: float | None = None,
     beams: int = 1,
+    owner: str = "",
     **params: object,
 ) -> Asked:
     """Enqueue a prompt: ids, or a number of ids that are like no other number's."""
@@ -74,6 +75,7 @@ def ask(
         priority=priority,
         timeout_s=timeout_s,
         beams=beams,
+        owner=owner,
     )
     asked = Asked(core.prepare(request, events.append), events)
     core.enqueue(asked.sequence)
@@ -589,8 +591,8 @@ def mostly_right(ids: list[int]) -> int | np.ndarray:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests of all priorities, cancels, time and steps in any order: each request ends once, with the tokens it would
-    have had alone, however often it was parked, and the cache stays within its budget."""
+    """Requests of all priorities and owners, cancels, time and steps in any order: each request ends once, with the tokens it
+    would have had alone, however often it was parked, and the cache stays within its budget."""
 
     answers: ClassVar[dict[tuple[int, int], list[int]]] = {}
 
@@ -628,10 +630,13 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.sampled_from(PRIORITIES),
         timeout_s=st.sampled_from([None, None, None, 0.03, 20.0]),
         beams=st.sampled_from([1, 1, 2, 3]),
+        owner=st.sampled_from(["", "", "ann", "bob"]),
     )
-    def ask(self, prompt: int, priority: str, timeout_s: float | None, beams: int) -> None:
+    def ask(self, prompt: int, priority: str, timeout_s: float | None, beams: int, owner: str) -> None:
         try:
-            asked = ask(self.core, prompt, max_tokens=6, priority=priority, timeout_s=timeout_s, beams=beams)
+            asked = ask(
+                self.core, prompt, max_tokens=6, priority=priority, timeout_s=timeout_s, beams=beams, owner=owner
+            )
         except QueueFullError:
             assert sum(not asked.ended for _, asked in self.asked) >= 2
         except ParameterError:

@@ -106,7 +106,7 @@ def test_a_request_may_want_none_of_it() -> None:
     for other in ({"cache": False}, {"namespace": "other"}):
         assert answered(core, Request(token_ids=ids, params=GREEDY, **other)).finished.usage.cached_tokens == 0
     assert answered(core, Request(token_ids=ids, params=GREEDY)).finished.usage.cached_tokens == 76
-    for bad in ({"cache": 1}, {"namespace": None}):
+    for bad in ({"cache": 1}, {"namespace": None}, {"owner": None}):
         with pytest.raises(ParameterError):
             Request(token_ids=ids, **bad)
 

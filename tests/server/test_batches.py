@@ -212,6 +212,7 @@ def test_people_go_before_batches(tmp_path: Path) -> None:
         )
         person.start()
         until(lambda: len(server.core._scheduler) >= 3)
+        assert {one.owner for one in server.core._scheduler.sequences} == {"all batches", ""}
         until(lambda: bool(gate.let(1)) or bool(replies))
         person.join()
         assert client.batches.retrieve(made.id).request_counts.completed <= 2

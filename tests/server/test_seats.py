@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -65,13 +66,13 @@ def test_what_nobody_waits_for_takes_no_seat_of_others() -> None:
         assert fill(seats, "bob", stack) == 1
 
 
-def ask(server: Running, letter: str, tier: str, n: int = 1) -> socket.socket:
+def ask(server: Running, letter: str, tier: str, n: int = 1, **body: Any) -> socket.socket:
     """A stream that was asked for and is not read."""
     connection = socket.create_connection(("127.0.0.1", server.serving.port), timeout=30)
     request = httpx.Request(
         "POST",
         f"{server.url}/v1/chat/completions",
-        json={**CHAT, "stream": True, "service_tier": tier, "n": n},
+        json={**CHAT, "stream": True, "service_tier": tier, "n": n, **body},
         headers={"authorization": f"Bearer {letter * 32}"},
     )
     lines = [f"{name}: {value}" for name, value in request.headers.items()]
@@ -101,3 +102,29 @@ def test_a_flood_of_one_key_leaves_others_their_seats(tier: str) -> None:
                 flood.close()
             gate.open()
         until(lambda: len(server.core._scheduler) == 0)
+
+
+@pytest.mark.parametrize("tier", ["default", "priority"])
+@pytest.mark.parametrize("words", ["hello", "x" * 2000], ids=["answers", "prompts"])
+def test_a_flood_of_one_key_keeps_nobody_waiting(words: str, tier: str) -> None:
+    """Ann has all slots with long prompts, or endless answers, and as much waits: Bob has his answer within 20 steps."""
+    gate = Gate(slots=4, max_queued_requests=12)
+    connections: list[socket.socket] = []
+    with running(gate, keys=KEYS, most_requests=16) as server:
+        try:
+            for _ in range(12):
+                connections.append(ask(server, "a", tier, messages=[{"role": "user", "content": words}]))
+            until(lambda: bool(server.cores) and len(server.core._scheduler) == 12)
+            gate.let(40)
+            until(lambda: gate.steps == 40)
+            connections.append(ask(server, "b", tier, max_tokens=3))
+            until(lambda: len(server.core._scheduler) == 13)
+            (bob,) = (one for one in server.core._scheduler.sequences if one.owner == "bob")
+            gate.let(20)
+            until(lambda: bob.ended)
+            assert gate.steps <= 60
+            assert [one.owner for one in server.core._scheduler.sequences] == ["ann"] * 12
+        finally:
+            for connection in connections:
+                connection.close()
+            gate.open()
