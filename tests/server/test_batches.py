@@ -180,12 +180,13 @@ def test_a_disk_that_takes_long_holds_up_nobody_else(
     server: Running, look: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, flushed, looking = threading.Event(), threading.Event(), threading.Event()
+    original = getattr(Batches, look)
 
     def slow(_descriptor: int) -> None:
         flushing.set()
         flushed.wait(30)
 
-    def noted(*arguments: Any, original: Any = getattr(Batches, look)) -> Any:
+    def noted(*arguments: Any) -> Any:
         looking.set()
         return original(*arguments)
 
@@ -199,7 +200,7 @@ def test_a_disk_that_takes_long_holds_up_nobody_else(
             lambda: client.batches.create(
                 input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
             ),
-            (lambda: client.batches.list()) if look == "all" else (lambda: client.batches.retrieve(first.id)),
+            lambda: client.batches.list() if look == "all" else client.batches.retrieve(first.id),
         ]
         threads = [threading.Thread(target=ask) for ask in asked]
         try:

@@ -100,6 +100,16 @@ def test_bytes_of_tokens() -> None:
     assert TOKENIZER.token_bytes(10**6) == TOKENIZER.token_bytes(-1) == b""
 
 
+def test_not_all_bytes_of_tokens_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "_KEPT_TOKENS", 5)
+    made = tiny_tokenizer()
+    most = len(made._known_bytes) + 5
+    for _ in range(2):
+        said = [made.token_bytes(i) for i in range(made.vocab_size)]
+        assert said == [TOKENIZER.token_bytes(i) for i in range(TOKENIZER.vocab_size)]
+        assert len(made._known_bytes) == most
+
+
 def test_surrogates() -> None:
     """Halves of a pair make their character; a lone one becomes U+FFFD."""
     assert TOKENIZER.decode(TOKENIZER.encode_content("a\ud83d\ude00b\ud800")) == "a😀b\ufffd"

@@ -56,7 +56,7 @@ _WAIT_S = 30.0
 """for what must not take long: this machine may be busy"""
 _WARM_UP = 0.2
 _SLICES, _LEAST_SLICE = 400, 25
-_TINY: dict[str, Any] = {"context": 2048, "slots": 4, "max_chunk": 64, "threads": 1}
+TINY: dict[str, Any] = {"context": 2048, "slots": 4, "max_chunk": 64, "threads": 1}
 """config of the engine of a tiny model"""
 _MIB = 1 << 20
 
@@ -318,7 +318,7 @@ async def answers(port: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _same_answers(server: Server) -> Iterator[None]:
+def same_answers(server: Server) -> Iterator[None]:
     before = asyncio.run(answers(server.port))
     yield
     after = asyncio.run(answers(server.port))
@@ -327,19 +327,19 @@ def _same_answers(server: Server) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tiny_model(**options: Any) -> Iterator[Path]:
-    """The folder of a tiny model."""
+def tiny_model() -> Iterator[Path]:
+    """The folder of a tiny model with a long context."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "tiny")
         folder.mkdir()
-        export_gguf(write_tiny_gguf(Path(name, "tiny.gguf"), **options), folder, name="tiny", source_sha256="0" * 64)
+        export_gguf(write_tiny_gguf(Path(name, "tiny.gguf"), context=2048), folder, name="tiny", source_sha256="0" * 64)
         yield folder
 
 
 def long(count: int, seed: int, turns: Turns) -> int:
     """F17: `count` requests or a few more."""
     size = max(_LEAST_SLICE, count // _SLICES)
-    with tiny_model(context=2048) as model, serving(model, **_TINY) as server:
+    with tiny_model() as model, serving(model, **TINY) as server:
         seen = _soaked(server, seed, turns, size=size, more=lambda seen: seen.requests < count)
     if len(seen.held) >= _SLICES:
         _say(f"memory: {_scaled(seen.growth, 100_000 / size / _MIB)} MiB per 100,000 requests")
@@ -369,7 +369,7 @@ def _soaked(server: Server, seed: int, turns: Turns, **how: Any) -> Seen:
     """What was seen of a whole soak, in which nothing was wrong."""
     turns.take()
     asyncio.run(_fill(server.port))
-    with _same_answers(server), server.watched() as late:
+    with same_answers(server), server.watched() as late:
         seen = soak(server, Random(seed), turns, **how)
     seen.tell()
     _say(f"event loop: {late[0]}")
@@ -444,7 +444,7 @@ def lateness(count: int, seed: int, turns: Turns) -> int:
     """F19: about `count` requests of each kind."""
     random = Random(seed)
     done = 0
-    with tiny_model(context=2048) as model, serving(model, **_TINY) as server:
+    with tiny_model() as model, serving(model, **TINY) as server:
         for what, kind in (
             ("prompts are read", _prefill),
             ("templates rendered", _render),
