@@ -52,6 +52,8 @@ _WORKERS = 6
 _MANY = 80
 """more than a server has threads for its engines"""
 _TURN_S = 100.0
+_STOPPED_S = 8.0
+"""in which no process does nothing, however busy the machine is"""
 _WAIT_S = 30.0
 """for what must not take long: this machine may be busy"""
 _WARM_UP = 0.2
@@ -90,14 +92,6 @@ class Server:
         self.process.stdin.write(question + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[Late]]:
-        """How late the event loop is within the block, known at its end."""
-        seen: list[Late] = []
-        self.answer("watch")
-        yield seen
-        seen.append(Late(**self.answer("rest")))
 
     async def held(self) -> Held:
         """Once nothing is under way any more."""
@@ -219,6 +213,7 @@ class Seen:
     requests: int = 0
     sent_s: float = 0.0
     held: list[Held] = field(default_factory=list)
+    late: Late | None = None
     took: array[float] = field(default_factory=lambda: array("d"))
     speed: array[float] = field(default_factory=lambda: array("d"))
 
@@ -246,6 +241,7 @@ class Seen:
             f"{self.requests:,} requests, {self.sent_s:.0f} s; p99 {p99[0]:.0f} ms in the first fifth, {p99[1]:.0f} last"
         )
         _say(f"after the first slice {first}, in the end {last}")
+        _say(f"event loop: {self.late}")
 
 
 def _say(text: str) -> None:
@@ -264,10 +260,22 @@ def soak(
 ) -> Seen:
     """Slices of requests as long as there shall be `more`; `between` them nothing is under way."""
     seen = Seen(size)
+    server.answer("new")
     while more(seen):
         turns.take()
         began = time.monotonic()
-        asyncio.run(_slice(server.port, [Random(random.randrange(1 << 62)) for _ in range(size)], kind, seen.took))
+        seeds = [Random(random.randrange(1 << 62)) for _ in range(size)]
+        stops: list[float] = []
+        server.answer("watch")
+        try:
+            asyncio.run(_slice(server.port, seeds, kind, seen.took, stops))
+        except ExceptionGroup:
+            if not stops:
+                raise
+        seen.late = Late(**server.answer("forget" if stops else "rest"))
+        if stops:
+            _say(f"everything stood still for {stops[0]:.0f} s: these requests do not count")
+            continue
         seen.sent_s += time.monotonic() - began
         seen.requests += size
         seen.held.append(asyncio.run(server.held()))
@@ -277,7 +285,9 @@ def soak(
     return seen
 
 
-async def _slice(port: int, seeds: Sequence[Random], kind: Kind, took: array[float]) -> None:
+async def _slice(port: int, seeds: Sequence[Random], kind: Kind, took: array[float], stops: list[float]) -> None:
+    """Requests, some at a time. To `stops` go the seconds for which somebody stopped our processes (SIGSTOP), to have the
+    machine alone: then clients and server may run out of patience with one another."""
     waiting = list(seeds)
 
     async def work() -> None:
@@ -287,9 +297,20 @@ async def _slice(port: int, seeds: Sequence[Random], kind: Kind, took: array[flo
                 await kind(client, waiting.pop())
                 took.append(time.perf_counter() - began)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(_WORKERS):
-            group.create_task(work())
+    async def look() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.1)
+            if (passed := time.monotonic() - before) > _STOPPED_S:
+                stops.append(passed)
+
+    looking = asyncio.create_task(look())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_WORKERS):
+                group.create_task(work())
+    finally:
+        looking.cancel()
 
 
 _QUESTIONS: tuple[dict[str, Any], ...] = (
@@ -369,10 +390,9 @@ def _soaked(server: Server, seed: int, turns: Turns, **how: Any) -> Seen:
     """What was seen of a whole soak, in which nothing was wrong."""
     turns.take()
     asyncio.run(_fill(server.port))
-    with same_answers(server), server.watched() as late:
+    with same_answers(server):
         seen = soak(server, Random(seed), turns, **how)
     seen.tell()
-    _say(f"event loop: {late[0]}")
     seen.check()
     return seen
 
@@ -450,13 +470,12 @@ def lateness(count: int, seed: int, turns: Turns) -> int:
             ("templates rendered", _render),
             ("grammars compiled", _compile),
         ):
-            with server.watched() as late:
-                seen = soak(server, random, turns, size=_LEAST_SLICE, more=partial(_fewer_than, count), kind=kind)
-            _say(f"while {what}: {late[0]}")
+            seen = soak(server, random, turns, size=_LEAST_SLICE, more=partial(_fewer_than, count), kind=kind)
+            _say(f"while {what}: {seen.late}")
             done += seen.requests
-        with server.watched() as late:
-            done += _while_importing(server, random, turns)
-        _say(f"while a model is imported: {late[0]}")
+        seen = _while_importing(server, random, turns)
+        _say(f"while a model is imported: {seen.late}")
+        done += seen.requests
     return done
 
 
@@ -464,7 +483,7 @@ def _fewer_than(count: int, seen: Seen) -> bool:
     return seen.requests < count
 
 
-def _while_importing(server: Server, random: Random, turns: Turns) -> int:
+def _while_importing(server: Server, random: Random, turns: Turns) -> Seen:
     """Requests of all kinds as long as another process imports a model."""
     turns.take()
     file = write_tiny_gguf(server.home / "import.gguf", layers=8, hidden=512, intermediate=1536, heads=8, head_dim=64)
@@ -476,7 +495,7 @@ def _while_importing(server: Server, random: Random, turns: Turns) -> int:
         seen = soak(server, random, turns, size=_LEAST_SLICE, more=more)
     if process.returncode != 0:
         raise RuntimeError(f"the import has ended with {process.returncode}")
-    return seen.requests
+    return seen
 
 
 def _still_runs(process: subprocess.Popen[bytes], _seen: Seen) -> bool:

@@ -3,7 +3,8 @@
     python -m tools.trust.soak_server FOLDER CONFIG
 
 FOLDER is a model's, CONFIG fields of an `EngineConfig` as JSON. The port comes on stdout once the model is loaded. From then on
-each line of stdin is answered by one of JSON: `watch` begins to watch the event loop, `rest` ends it.
+each line of stdin is answered by one of JSON: `watch` goes on watching the event loop, `rest` stops and tells what was
+seen since `new`, `forget` all of that but what was seen since the last `watch`.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        self._counts = array("Q", bytes(8 * _BINS))
-        self._max_s = self._most_cpu_s = 0.0
+        self._before = self._counts[:], self._max_s, self._most_cpu_s
         self._look_again()
 
-    def rest(self) -> Late:
-        """What was seen since `watch`."""
+    def rest(self, *, forget: bool = False) -> Late:
+        """Until `watch`; what was seen so far, or until the last `watch`."""
         assert self._timer is not None
         self._timer.cancel()
+        if forget:
+            self._counts, self._max_s, self._most_cpu_s = self._before
         looks = sum(self._counts)
         p50, p999 = (self._quantile(looks * share) for share in (0.5, 0.999))
         tasks = len(asyncio.all_tasks(self._loop))
@@ -97,20 +99,26 @@ def serve(folder: Path, config: EngineConfig) -> None:
             return  # it has only begun
         found = re.search(r":([0-9]+)/v1", text)
         assert found is not None, text
-        threading.Thread(target=_answer, args=(LoopWatch(loop), loop), daemon=True).start()
+        threading.Thread(target=_answer, args=(loop,), daemon=True).start()
         print(found[1], flush=True)
 
     settings = ServerSettings(models=(folder.name,), port=0)
     launch(settings, {folder.name: folder}, config, note=note)
 
 
-def _answer(watch: LoopWatch, loop: asyncio.AbstractEventLoop) -> None:
+def _answer(loop: asyncio.AbstractEventLoop) -> None:
     """Questions of whoever started the process."""
+    watch = LoopWatch(loop)
 
     async def told(question: str) -> object:
-        if question == "rest":
-            return asdict(watch.rest())
-        watch.watch()
+        nonlocal watch
+        match question:
+            case "new":
+                watch = LoopWatch(loop)
+            case "watch":
+                watch.watch()
+            case "rest" | "forget":
+                return asdict(watch.rest(forget=question == "forget"))
         return None
 
     for line in sys.stdin:
