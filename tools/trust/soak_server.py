@@ -17,12 +17,14 @@ import threading
 import time
 from array import array
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from edge_llm_server.launch import launch
+from edge_llm_server import launch
 from edge_llm_server.settings import ServerSettings
 
 from edge_llm.config import EngineConfig
+from edge_llm.engine.process_client import ProcessClient
 
 _STEP_S = 0.005
 _BIN_S, _BINS = 0.0001, 20_000
@@ -102,8 +104,10 @@ def serve(folder: Path, config: EngineConfig) -> None:
         threading.Thread(target=_answer, args=(loop,), daemon=True).start()
         print(found[1], flush=True)
 
+    # whoever stops all of us for a while (SIGSTOP) means no hang
+    launch.ProcessClient = partial(ProcessClient, reply_timeout_s=3600.0)  # type: ignore[assignment,attr-defined]
     settings = ServerSettings(models=(folder.name,), port=0)
-    launch(settings, {folder.name: folder}, config, note=note)
+    launch.launch(settings, {folder.name: folder}, config, note=note)
 
 
 def _answer(loop: asyncio.AbstractEventLoop) -> None:
