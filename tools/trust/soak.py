@@ -481,7 +481,7 @@ def lateness(count: int, seed: int, turns: Turns) -> int:
             ("templates rendered", _render),
             ("grammars compiled", _compile),
         ):
-            seen = soak(server, random, turns, size=_LEAST_SLICE, more=partial(_fewer_than, count), kind=kind)
+            seen = soak(server, random, turns, size=_WORKERS, more=partial(_fewer_than, count), kind=kind)
             _say(f"while {what}: {seen.late}")
             done += seen.requests
         seen = _while_importing(server, random, turns)
@@ -503,7 +503,7 @@ def _while_importing(server: Server, random: Random, turns: Turns) -> Seen:
         command, env=server.environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ) as process:
         more = partial(_still_runs, process)
-        seen = soak(server, random, turns, size=_LEAST_SLICE, more=more)
+        seen = soak(server, random, turns, size=_WORKERS, more=more)
     if process.returncode != 0:
         raise RuntimeError(f"the import has ended with {process.returncode}")
     return seen
