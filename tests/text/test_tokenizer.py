@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models
 
 from edge_llm.errors import ModelFormatError, ParameterError, UnsupportedModelError
 from edge_llm.export.byte_level import PRE_TOKENIZERS
@@ -108,6 +109,19 @@ def test_not_all_bytes_of_tokens_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
         said = [made.token_bytes(i) for i in range(made.vocab_size)]
         assert said == [TOKENIZER.token_bytes(i) for i in range(TOKENIZER.vocab_size)]
         assert len(made._known_bytes) == most
+
+
+def test_the_library_keeps_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so for each thread, and tells nobody how many."""
+    given: list[Any] = []
+
+    def noted(*, original: Any = models.BPE, **options: Any) -> Any:
+        given.append(options["cache_capacity"])
+        return original(**options)
+
+    monkeypatch.setattr(models, "BPE", noted)
+    assert tiny_tokenizer().encode_content("hello world") == TOKENIZER.encode_content("hello world")
+    assert given == [1000]
 
 
 def test_surrogates() -> None:
