@@ -47,7 +47,8 @@ _ATTEMPTS = 5
 
 
 class Batches:
-    """All batches, and the thread that answers them. Every method may be called from any thread."""
+    """All batches, and the thread that answers them. Every method may be called from any thread but an event loop's: it may
+    wait for the disk."""
 
     def __init__(self, folder: Path, host: EngineHost, log: Log) -> None:
         """Goes on with what was not done when the last server ended.

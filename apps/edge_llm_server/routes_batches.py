@@ -133,11 +133,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/batches")
     async def listed(request: Request) -> Any:
-        return _listed([batch.shown() for batch in batches().all(_owner(request))], request)
+        return _listed([batch.shown() for batch in await run(batches().all, _owner(request))], request)
 
     @routes.get("/v1/batches/{batch_id}")
     async def batch(request: Request, batch_id: str) -> Any:
-        return batches().get(batch_id, _owner(request)).shown()
+        return (await run(batches().get, batch_id, _owner(request))).shown()
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Any:

@@ -20,8 +20,9 @@ _START = (
 )
 _ENVIRONMENT = frozenset(
     {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "EDGE_LLM_HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    | {"GLIBC_TUNABLES"}
 )
-_ENVIRONMENT_PREFIXES = ("LC_", "XDG_", "NUMBA_", "PYTHON", "EDGE_LLM_TEST_")
+_ENVIRONMENT_PREFIXES = ("LC_", "XDG_", "NUMBA_", "PYTHON", "EDGE_LLM_TEST_", "MALLOC_")
 _KEPT_OUTPUT = 1 << 14
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()

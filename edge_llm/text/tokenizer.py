@@ -31,6 +31,8 @@ MAX_FILE_BYTES = 64 << 20
 MAX_TEXT_CHARACTERS = 8 << 20
 
 _WORD = re.compile(r"\w")
+_KEPT_TOKENS = 4096
+"""tokens whose bytes are kept once they were asked for: those of 262,144 would take 30 MB in time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Tokenizer:
         """ids that are never shown"""
         self._control_ids = frozenset(token.id for token in self._added.values())
         self._known_bytes = {i: text.encode("utf-8", "replace") for i, text in ids.items()}
+        self._most_known = len(ids) + _KEPT_TOKENS
         self._bytes_of_text = bytes_of_tokens(document)
         self._finder = TextFinder(self._added)
         self._encode = build_encoder(
@@ -205,7 +208,9 @@ class Tokenizer:
             known = b""
             if 0 <= token_id < self.vocab_size:
                 start, end = self._text_ends[token_id : token_id + 2]
-                known = self._known_bytes[token_id] = self._bytes_of_text(self._all_texts[start:end])
+                known = self._bytes_of_text(self._all_texts[start:end])
+                if len(self._known_bytes) < self._most_known:
+                    self._known_bytes[token_id] = known
         return known
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

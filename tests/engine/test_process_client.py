@@ -92,10 +92,12 @@ def test_states_are_told_in_order(start: Opener) -> None:
 def test_a_child_knows_no_secrets(start: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
     monkeypatch.setenv("EDGE_LLM_API_KEY", "canary too")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
     client = start()
     environment = Path(f"/proc/{pid_of(client)}/environ").read_bytes()
     assert b"canary" not in environment
     assert os.environb[b"EDGE_LLM_HOME"] in environment
+    assert b"MALLOC_ARENA_MAX=7" in environment
     descriptors = [os.readlink(path) for path in Path(f"/proc/{pid_of(client)}/fd").iterdir()]
     assert sum(target.startswith("socket:") for target in descriptors) == 1
 

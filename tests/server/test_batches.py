@@ -179,6 +179,45 @@ def test_a_batch_can_be_cancelled_and_keeps_what_was_answered(tmp_path: Path) ->
         until(lambda: len(server.core._scheduler) == 0)
 
 
+@pytest.mark.parametrize("look", ["all", "get"])
+def test_a_disk_that_takes_long_holds_up_nobody_else(
+    server: Running, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushing, flushed, looking = threading.Event(), threading.Event(), threading.Event()
+    original = getattr(Batches, look)
+
+    def slow(_descriptor: int) -> None:
+        flushing.set()
+        flushed.wait(30)
+
+    def noted(*arguments: Any) -> Any:
+        looking.set()
+        return original(*arguments)
+
+    with client_of(server) as client:
+        first = begin(client, jsonl(line(1)))
+        ended(client, first.id)
+        file = client.files.create(file=("in.jsonl", jsonl(line(2))), purpose="batch")
+        monkeypatch.setattr(os, "fsync", slow)
+        monkeypatch.setattr(Batches, look, noted)
+        asked = [
+            lambda: client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            ),
+            lambda: client.batches.list() if look == "all" else client.batches.retrieve(first.id),
+        ]
+        threads = [threading.Thread(target=ask) for ask in asked]
+        try:
+            for thread, begun in zip(threads, (flushing, looking), strict=True):
+                thread.start()
+                assert begun.wait(30)
+            assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+        finally:
+            flushed.set()
+            for thread in threads:
+                thread.join()
+
+
 def test_a_batch_goes_on_after_a_restart_and_answers_each_line_once(tmp_path: Path) -> None:
     gate = Gate(slots=1)
     with running(gate, batches=tmp_path / "batches") as server, client_of(server) as client:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models
 
 from edge_llm.errors import ModelFormatError, ParameterError, UnsupportedModelError
 from edge_llm.export.byte_level import PRE_TOKENIZERS
@@ -98,6 +99,29 @@ def test_bytes_of_tokens() -> None:
     assert TOKENIZER.token_bytes(first) == b"\xe6"
     assert TOKENIZER.token_bytes(TOKENIZER.added_tokens["▁pad"]) == "▁pad".encode()
     assert TOKENIZER.token_bytes(10**6) == TOKENIZER.token_bytes(-1) == b""
+
+
+def test_not_all_bytes_of_tokens_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "_KEPT_TOKENS", 5)
+    made = tiny_tokenizer()
+    most = len(made._known_bytes) + 5
+    for _ in range(2):
+        said = [made.token_bytes(i) for i in range(made.vocab_size)]
+        assert said == [TOKENIZER.token_bytes(i) for i in range(TOKENIZER.vocab_size)]
+        assert len(made._known_bytes) == most
+
+
+def test_the_library_keeps_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so for each thread, and tells nobody how many."""
+    given: list[Any] = []
+
+    def noted(*, original: Any = models.BPE, **options: Any) -> Any:
+        given.append(options["cache_capacity"])
+        return original(**options)
+
+    monkeypatch.setattr(models, "BPE", noted)
+    assert tiny_tokenizer().encode_content("hello world") == TOKENIZER.encode_content("hello world")
+    assert given == [1000]
 
 
 def test_surrogates() -> None:

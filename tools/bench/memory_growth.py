@@ -44,7 +44,7 @@ class Slope:
         return f"{self.bytes_a_request:+.0f} bytes a request (95 %: {self.low:+.0f} .. {self.high:+.0f})"
 
 
-def slope(samples: Sequence[int]) -> Slope:
+def slope(samples: Sequence[float]) -> Slope:
     """Of memory after each request, in bytes; at least 200 of them."""
     settled = samples[int(len(samples) * _WARM_UP) :]
     blocks = [statistics.median(settled[i : i + _BLOCK]) for i in range(0, len(settled) - _BLOCK + 1, _BLOCK)]

@@ -121,7 +121,7 @@ async def _exchange(port: int, data: bytes, told: Told, whole: Callable[[str], b
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        status, headers, text = await asyncio.wait_for(_reply(reader), _WAIT_S)
+        status, headers, text = await asyncio.wait_for(read_reply(reader), _WAIT_S)
     finally:
         writer.close()
     took = time.perf_counter() - start
@@ -133,7 +133,8 @@ async def _exchange(port: int, data: bytes, told: Told, whole: Callable[[str], b
         raise RuntimeError(f"status {status}, {headers}: {text[-300:]!r}")
 
 
-async def _reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], str]:
+async def read_reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of a whole reply; the next one may follow."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
     body = b""
@@ -142,6 +143,7 @@ async def _reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], str
     else:
         while size := int(await reader.readuntil(b"\r\n"), 16):
             body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
     return int(head[0].split(" ", 2)[1]), headers, body.decode()
 
 
