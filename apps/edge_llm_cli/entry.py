@@ -2,7 +2,6 @@
 
 # built in: `signal` itself would bring enum and collections, milliseconds in which Ctrl-C is still a traceback
 import _signal  # type: ignore[import-not-found]  # typeshed does not know it
-import gc
 import os
 
 _INTERRUPTED = 130
@@ -16,6 +15,8 @@ def _leave(_number: int, _frame: object) -> None:
 def run() -> None:
     """The program `edge-llm`."""
     previous = _signal.signal(_signal.SIGINT, _leave)
+    import gc
+
     gc.disable()  # nothing of a program is garbage while it loads
     from edge_llm_cli import main
 

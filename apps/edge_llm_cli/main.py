@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from edge_llm.errors import EdgeLLMError, InputError
-from edge_llm_cli import batch, bench, cache, chat, console, doctor, evaluate, models, serve, tune
-from edge_llm_cli import run as run_verb
+from edge_llm_cli import console
 from edge_llm_cli.wording import Sections, system_error, usage_error
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -74,14 +74,21 @@ class Program(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-app = typer.Typer(
-    cls=Program,
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_VERBS: dict[str, tuple[str, str | None]] = {
+    "run": ("run.run", None),
+    "chat": ("chat.chat", "Talk with a model in the terminal or a browser."),
+    "serve": ("serve.serve", "Answer over HTTP, as OpenAI's and Ollama's servers do."),
+    "batch": ("batch.batch", None),
+    "pull": ("models.pull", "Download a model of the catalog and import it."),
+    "import": ("models.import_", None),
+    "models": ("models.app", None),
+    "cache": ("cache.app", None),
+    "eval": ("evaluate.evaluate", "Measure how well a model knows a text."),
+    "bench": ("bench.bench", "Measure speed, in llama-bench's terms."),
+    "tune": ("tune.tune", "Measure which settings are fastest here, and use them."),
+    "doctor": ("doctor.doctor", None),
+}
+"""module and name of each, and what the list of verbs says if that is not the first line of its help"""
 
 
 def _show_version(wanted: bool) -> None:
@@ -90,7 +97,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def program(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -99,23 +105,32 @@ def program(
     """Small language models on your own machine, offline."""
 
 
-app.command(cls=Sections)(run_verb.run)
-app.command(cls=Sections, short_help="Talk with a model in the terminal or a browser.")(chat.chat)
-app.command(cls=Sections, short_help="Answer over HTTP, as OpenAI's and Ollama's servers do.")(serve.serve)
-app.command(cls=Sections)(batch.batch)
-app.command(cls=Sections, short_help="Download a model of the catalog and import it.")(models.pull)
-app.command("import", cls=Sections)(models.import_)
-app.add_typer(models.app, name="models")
-app.add_typer(cache.app, name="cache")
-app.command("eval", cls=Sections, short_help="Measure how well a model knows a text.")(evaluate.evaluate)
-app.command(cls=Sections, short_help="Measure speed, in llama-bench's terms.")(bench.bench)
-app.command(short_help="Measure which settings are fastest here, and use them.")(tune.tune)
-app.command()(doctor.doctor)
+def application(verbs: Iterable[str] = _VERBS) -> typer.Typer:
+    """The program with these verbs."""
+    app = typer.Typer(
+        cls=Program,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(program)
+    for verb in verbs:
+        place, short_help = _VERBS[verb]
+        module, name = place.split(".")
+        what = getattr(importlib.import_module(f"edge_llm_cli.{module}"), name)
+        if isinstance(what, typer.Typer):
+            app.add_typer(what, name=verb)
+        else:
+            app.command(verb, cls=Sections, short_help=short_help)(what)
+    return app
 
 
 def load() -> Callable[..., Any]:
-    """The program with all its verbs and options."""
-    command: Callable[..., Any] = typer.main.get_command(app)
+    """The program that was asked for: with one verb, for the others cost a start; or with all, for help and mistakes."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    command: Callable[..., Any] = typer.main.get_command(application([verb] if verb in _VERBS else _VERBS))
     return command
 
 

@@ -24,7 +24,7 @@ from edge_llm_chat.screens.history import HistoryScreen
 from edge_llm_chat.screens.inspector import InspectorScreen
 from edge_llm_chat.screens.settings import SettingsScreen
 from edge_llm_chat.store import Store
-from edge_llm_cli.main import app as program
+from edge_llm_cli.main import application
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, TextArea
 from typer.testing import CliRunner
@@ -720,7 +720,9 @@ def test_the_most_tokens_of_an_answer_are_what_the_settings_and_the_command_line
     run(body, backend)
     assert backend.asked[0].params.max_tokens == USUAL_MAX_TOKENS
     assert f"usually {USUAL_MAX_TOKENS}" in parameters.BY_NAME["max_tokens"].help
-    assert f"default: {USUAL_MAX_TOKENS}." in " ".join(CliRunner().invoke(program, ["chat", "--help"]).stdout.split())
+    assert f"default: {USUAL_MAX_TOKENS}." in " ".join(
+        CliRunner().invoke(application(), ["chat", "--help"]).stdout.split()
+    )
 
 
 def test_a_server_that_cannot_fork_is_not_taken_for_the_model() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from edge_llm_cli import answer
-from edge_llm_cli.main import app
+from edge_llm_cli.main import application
 from typer.testing import CliRunner, Result
 
 from tests.cli.stub import StubEngine, opener
@@ -35,7 +35,7 @@ def invoke() -> Callable[..., Result]:
     """invoke(*arguments, piped="") runs the program in this process."""
 
     def run(*arguments: str, piped: str | bytes = "") -> Result:
-        return CliRunner().invoke(app, list(arguments), input=piped, prog_name="edge-llm")
+        return CliRunner().invoke(application(), list(arguments), input=piped, prog_name="edge-llm")
 
     return run
 

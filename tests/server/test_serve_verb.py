@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from edge_llm_cli.main import app
+from edge_llm_cli.main import application
 from typer.testing import CliRunner, Result
 
 from edge_llm.errors import DownloadError, EdgeLLMError, ModelFormatError, ModelNotFoundError
@@ -38,7 +38,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 
 
 def serve(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["serve", *arguments], prog_name="edge-llm")
+    return CliRunner().invoke(application(), ["serve", *arguments], prog_name="edge-llm")
 
 
 def test_options_become_settings(launched: list[Any], tmp_path: Path, home: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from edge_llm_chat.web import engine_server
-from edge_llm_cli.main import app
+from edge_llm_cli.main import application
 from typer.testing import CliRunner, Result
 
 from edge_llm import paths
@@ -25,7 +25,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked
 
 
 def chat(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["chat", *arguments], prog_name="edge-llm")
+    return CliRunner().invoke(application(), ["chat", *arguments], prog_name="edge-llm")
 
 
 @pytest.fixture
