@@ -405,6 +405,25 @@ def test_beams_get_their_slots_too_but_no_more_than_others() -> None:
     run(core)
 
 
+def test_a_slot_is_given_up_for_who_has_had_more() -> None:
+    """The one that is parked would be the next by what its owner has had; it does not come back at once."""
+    core = make_core(slots=4, max_rows=16, context=1024)
+    cleo = ask(core, 900, owner="cleo", max_tokens=2)
+    core.step()
+    bob = ask(core, 100, owner="bob", max_tokens=1)
+    while not bob.ended:
+        core.step()
+    ann = [ask(core, n, owner="ann", max_tokens=200) for n in (3, 4, 5)]
+    while not all(one.sequence.phase is Phase.DECODE for one in ann):
+        core.step()
+    again = ask(core, 6, owner="bob", max_tokens=5)
+    core.step()
+    assert cleo.sequence.phase is Phase.PREFILL
+    had = core._scheduler._owners._ledgers[1].had
+    assert had("ann") < had("bob")
+    assert [one.sequence.slot is None for one in (*ann, again)] == [False, False, True, False]
+
+
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
