@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_llm.engine.owners import Owners
 from edge_llm.engine.request import PRIORITIES
 from edge_llm.engine.scheduler import Capacity, Scheduler
 from edge_llm.engine.sequence import Phase, Sequence
@@ -257,18 +258,25 @@ def test_a_flood_that_has_waited_long_is_no_more_urgent_than_somebody_else(prior
     assert sum(not one.ended for one in flood) > 5
 
 
-def test_what_nobody_waits_for_is_not_held_against_its_owner() -> None:
-    """Ann's batch is read for long beside Bob's; their chats are equal."""
-    rig = Rig(4)
-    for _ in range(50):
-        keep_waiting(rig, "ann", [(40, 1)], "batch")
-        rig.step()
-    for _ in range(50):
-        keep_waiting(rig, "ann", [(40, 1)], "batch")
-        keep_waiting(rig, "cleo", [(5, 5)])
-        rig.step()
-    ledger = rig.scheduler._owners._ledgers[PRIORITIES.index("normal")]
-    assert ledger.had("ann") <= ledger.had("cleo")
+def test_what_is_more_urgent_takes_the_slot_whoever_has_others() -> None:
+    rig = Rig(2)
+    first = rig.ask("ann", 5, 50, "interactive")
+    rig.step()
+    rig.ask("bob", 5, 50)
+    urgent = rig.ask("ann", 5, 50, "interactive")
+    rig.step()
+    assert rig.admitted == [first, urgent]
+
+
+@pytest.mark.parametrize(("priority", "had"), [("interactive", [5, 5, 5]), ("normal", [0, 5, 5]), ("batch", [0, 0, 5])])
+def test_what_nobody_waits_for_is_not_held_against_its_owner(priority: str, had: list[int]) -> None:
+    owners, one = Owners(), sequence(9)
+    one.owner, one.priority, one.slot = "ann", priority, 0
+    owners.served(one, 5)
+    assert [ledger.had("ann") for ledger in owners._ledgers] == had
+    one.committed = 9
+    owners.served(one, 1)
+    assert [ledger.had("ann") for ledger in owners._ledgers] == [tokens and tokens + 2 for tokens in had]
 
 
 # --- one owner -------------------------------------------------------------------------------------------------------
@@ -398,6 +406,25 @@ def test_beams_get_their_slots_too_but_no_more_than_others() -> None:
     run(core)
 
 
+def test_a_slot_is_given_up_for_who_has_had_more() -> None:
+    """The one that is parked would be the next by what its owner has had; it does not come back at once."""
+    core = make_core(slots=4, max_rows=16, context=1024)
+    cleo = ask(core, 900, owner="cleo", max_tokens=2)
+    core.step()
+    bob = ask(core, 100, owner="bob", max_tokens=1)
+    while not bob.ended:
+        core.step()
+    ann = [ask(core, n, owner="ann", max_tokens=200) for n in (3, 4, 5)]
+    while not all(one.sequence.phase is Phase.DECODE for one in ann):
+        core.step()
+    again = ask(core, 6, owner="bob", max_tokens=5)
+    core.step()
+    assert cleo.sequence.phase is Phase.PREFILL
+    had = core._scheduler._owners._ledgers[1].had
+    assert had("ann") < had("bob")
+    assert [one.sequence.slot is None for one in (*ann, again)] == [False, False, True, False]
+
+
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
@@ -414,6 +441,19 @@ def test_prompts_are_read_in_turn_and_short_ones_pass() -> None:
         core.step()
         order += [one for one in (*ann, *bob, cleo) if one.ended and one not in order]
     assert order == [cleo, ann[0], bob[0], ann[1], bob[1], ann[2]]
+
+
+@pytest.mark.parametrize(
+    ("ann", "bob", "order"),
+    [([10, 11, 12], [15, 16], [10, 15, 11, 16, 12]), ([30, 31], [70, 5], [5, 30, 31, 70])],
+)
+def test_prompts_of_one_step_are_in_turn_too(ann: list[int], bob: list[int], order: list[int]) -> None:
+    rig = Rig(5)
+    for owner, prompts in (("ann", ann), ("bob", bob)):
+        for prompt in prompts:
+            rig.ask(owner, prompt, 1)
+    rig.scheduler.admit(rig._place, 1.0)
+    assert [one.prompt_tokens for one in rig.scheduler.reading()] == order
 
 
 def test_prompts_that_fill_the_queue_leave_room_for_one_of_others() -> None:
