@@ -1,16 +1,16 @@
 """F17, F18, F19: a server that is asked for a long time: what it holds in the end, and whether its event loop was ever late.
 
     python -m tools.trust.soak F17|F19 [--size commit|nightly] [--seed N] [--turn COMMAND]
-    python -m tools.trust.soak F18 [--model MODEL] [--size short|nightly] [--seed N] [--turn COMMAND]
+    python -m tools.trust.soak F18 [--model MODEL] [--size commit|nightly] [--seed N] [--turn COMMAND]
 
 F17: requests of all kinds to the server over a tiny model in its child process; a trial is one of them. F18: the same to a
 real model for some minutes, with the speed in tokens a CPU second between them. Each gets the reply that it is owed. In the
-end both processes hold no more open files, threads, tasks and temporary files than they did after a fifth of them, the memory has
-no slope, and the same questions get the same answers as in the beginning. F19: how late the event loop is while prompts
-are read, templates rendered, grammars compiled and a model imported. Memory, speed and lateness are told on stderr.
+end the processes hold no more open files, threads and temporary files than they did after a fifth of them, have grown by less than
+32 MiB, and give the same questions the same answers as in the beginning. F19: how late the event loop is while prompts are
+read, templates rendered, grammars compiled and a model imported. The slope of the memory, speed and lateness are told on stderr.
 
 COMMAND writes a line when it is this run's turn to use the machine, which ends with COMMAND's input: every 100 s. Ctrl-C and
-SIGTERM end a run early, with what was seen until then.
+SIGTERM end a run early (of F19, what it is at), with what was seen until then.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MANY = 80
 """more than a server has threads for its engines"""
 _TURN_S = 100.0
 _STOPPED_S = 8.0
-"""in which no process does nothing, however busy the machine is"""
+"""for which no process does nothing, however busy the machine is"""
 _WAIT_S = 30.0
 """for what must not take long: this machine may be busy"""
 _WARM_UP = 0.2
