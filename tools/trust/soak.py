@@ -5,8 +5,8 @@
 
 F17: requests of all kinds to the server over a tiny model in its child process; a trial is one of them. F18: the same to a
 real model for some minutes, with the speed in tokens a CPU second between them. Each gets the reply that it is owed. In the
-end the processes hold no more open files, threads and temporary files than they did after a fifth of them, have grown by less than
-32 MiB, and give the same questions the same answers as in the beginning. F19: how late the event loop is while prompts are
+end the processes hold no more open files, threads and temporary files than after a fifth of them, have grown by less than 32 MiB,
+and give the same questions the same answers as in the beginning. F19: how late the event loop is while prompts are
 read, templates rendered, grammars compiled and a model imported. The slope of the memory, speed and lateness are told on stderr.
 
 COMMAND writes a line when it is this run's turn to use the machine, which ends with COMMAND's input: every 100 s. Ctrl-C and
