@@ -10,7 +10,7 @@ and give the same questions the same answers as in the beginning. F19: how late 
 read, templates rendered, grammars compiled and a model imported. The slope of the memory, speed and lateness are told on stderr.
 
 COMMAND writes a line when it is this run's turn to use the machine, which ends with COMMAND's input: every 100 s. Ctrl-C and
-SIGTERM end a run early (of F19, what it is at), with what was seen until then.
+SIGTERM end a run early, with what was seen until then.
 """
 
 from __future__ import annotations
@@ -187,9 +187,10 @@ def serving(model: Path, **config: Any) -> Iterator[Server]:
 
 
 class Turns:
-    """Keeps to what a command says of whose turn it is; without one it is always ours."""
+    """Keeps to what a command says of whose turn it is; without one it is always ours, until `stop`."""
 
     def __init__(self, command: str | None) -> None:
+        self.over = False
         self._command = shlex.split(command or "")
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -203,6 +204,10 @@ class Turns:
         assert self._process.stdout is not None
         self._process.stdout.readline()
         self._began = time.monotonic()
+
+    def stop(self) -> None:
+        """There is none any more: runs end early, with what they have seen."""
+        self.over = True
 
     def end(self) -> None:
         if self._process is not None:
@@ -269,7 +274,7 @@ def soak(
     """Slices of requests as long as there shall be `more`; `between` them nothing is under way."""
     seen = Seen(size)
     server.answer("new")
-    while more(seen):
+    while more(seen) and not turns.over:
         turns.take()
         began = time.monotonic()
         seeds = [Random(random.randrange(1 << 62)) for _ in range(size)]
@@ -280,9 +285,6 @@ def soak(
         except ExceptionGroup:
             if not stops:
                 raise
-        except KeyboardInterrupt:
-            _say("ended early")
-            break
         seen.late = Late(**server.answer("forget" if stops else "rest"))
         if stops:
             _say(f"everything stood still for {stops[0]:.0f} s: these requests do not count")
@@ -515,12 +517,13 @@ def _still_runs(process: subprocess.Popen[bytes], _seen: Seen) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     number, *rest = arguments
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--turn")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     ours, rest = parser.parse_known_args(rest)
     turns = Turns(ours.turn)
+    for one_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one_signal, lambda *_: turns.stop())
     command = f"python -m tools.trust.soak {number}"
     kinds = "chats, streams, calls, embeddings, batches, wrong ones and some that are left"
     figures = {
