@@ -80,7 +80,7 @@ def test_a_soak_that_is_ended_early_tells_what_it_has_seen(server: Server) -> No
     ],
 )
 def test_what_is_left_over_is_told(last: Held, what: str | None) -> None:
-    seen = Seen(25, held=[Held(1 << 30, 0, 9, 9, 0)] * 9 + [last])
+    seen = Seen(held=[Held(1 << 30, 0, 9, 9, 0)] * 9 + [last])
     if what is None:
         seen.check()
         return

@@ -220,9 +220,8 @@ class Turns:
 
 @dataclass
 class Seen:
-    """What was there after each slice of so many requests; lists of numbers would be seen themselves."""
+    """What a soak has seen: what was held after each slice of requests, and how long each of them took."""
 
-    slice: int
     requests: int = 0
     sent_s: float = 0.0
     held: list[Held] = field(default_factory=list)
@@ -272,7 +271,7 @@ def soak(
     between: Callable[[Server, Seen], None] = lambda server, seen: None,
 ) -> Seen:
     """Slices of requests as long as there shall be `more`; `between` them nothing is under way."""
-    seen = Seen(size)
+    seen = Seen()
     server.answer("new")
     while more(seen) and not turns.over:
         turns.take()
