@@ -1,13 +1,13 @@
 """F17, F18, F19: a server that is asked for a long time: what it holds in the end, and whether its event loop was ever late.
 
     python -m tools.trust.soak F17|F19 [--size commit|nightly] [--seed N] [--turn COMMAND]
-    python -m tools.trust.soak F18 [--model MODEL] [--size short|nightly] [--seed N] [--turn COMMAND]
+    python -m tools.trust.soak F18 [--model MODEL] [--size commit|nightly] [--seed N] [--turn COMMAND]
 
 F17: requests of all kinds to the server over a tiny model in its child process; a trial is one of them. F18: the same to a
 real model for some minutes, with the speed in tokens a CPU second between them. Each gets the reply that it is owed. In the
-end both processes hold no more open files, threads, tasks and temporary files than they did after a fifth of them, the memory has
-no slope, and the same questions get the same answers as in the beginning. F19: how late the event loop is while prompts
-are read, templates rendered, grammars compiled and a model imported. Memory, speed and lateness are told on stderr.
+end the processes hold no more open files, threads and temporary files than after a fifth of them, have grown by less than 32 MiB,
+and give the same questions the same answers as in the beginning. F19: how late the event loop is while prompts are
+read, templates rendered, grammars compiled and a model imported. The slope of the memory, speed and lateness are told on stderr.
 
 COMMAND writes a line when it is this run's turn to use the machine, which ends with COMMAND's input: every 100 s. Ctrl-C and
 SIGTERM end a run early, with what was seen until then.
@@ -55,7 +55,7 @@ _MANY = 80
 """more than a server has threads for its engines"""
 _TURN_S = 100.0
 _STOPPED_S = 8.0
-"""in which no process does nothing, however busy the machine is"""
+"""for which no process does nothing, however busy the machine is"""
 _WAIT_S = 30.0
 """for what must not take long: this machine may be busy"""
 _WARM_UP = 0.2
@@ -187,9 +187,10 @@ def serving(model: Path, **config: Any) -> Iterator[Server]:
 
 
 class Turns:
-    """Keeps to what a command says of whose turn it is; without one it is always ours."""
+    """Keeps to what a command says of whose turn it is; without one it is always ours, until `stop`."""
 
     def __init__(self, command: str | None) -> None:
+        self.over = False
         self._command = shlex.split(command or "")
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -204,6 +205,10 @@ class Turns:
         self._process.stdout.readline()
         self._began = time.monotonic()
 
+    def stop(self) -> None:
+        """There is none any more: runs end early, with what they have seen."""
+        self.over = True
+
     def end(self) -> None:
         if self._process is not None:
             self._process.communicate()
@@ -215,9 +220,8 @@ class Turns:
 
 @dataclass
 class Seen:
-    """What was there after each slice of so many requests; lists of numbers would be seen themselves."""
+    """What a soak has seen: what was held after each slice of requests, and how long each of them took."""
 
-    slice: int
     requests: int = 0
     sent_s: float = 0.0
     held: list[Held] = field(default_factory=list)
@@ -267,9 +271,9 @@ def soak(
     between: Callable[[Server, Seen], None] = lambda server, seen: None,
 ) -> Seen:
     """Slices of requests as long as there shall be `more`; `between` them nothing is under way."""
-    seen = Seen(size)
+    seen = Seen()
     server.answer("new")
-    while more(seen):
+    while more(seen) and not turns.over:
         turns.take()
         began = time.monotonic()
         seeds = [Random(random.randrange(1 << 62)) for _ in range(size)]
@@ -280,9 +284,6 @@ def soak(
         except ExceptionGroup:
             if not stops:
                 raise
-        except KeyboardInterrupt:
-            _say("ended early")
-            break
         seen.late = Late(**server.answer("forget" if stops else "rest"))
         if stops:
             _say(f"everything stood still for {stops[0]:.0f} s: these requests do not count")
@@ -515,12 +516,13 @@ def _still_runs(process: subprocess.Popen[bytes], _seen: Seen) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     number, *rest = arguments
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--turn")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     ours, rest = parser.parse_known_args(rest)
     turns = Turns(ours.turn)
+    for one_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one_signal, lambda *_: turns.stop())
     command = f"python -m tools.trust.soak {number}"
     kinds = "chats, streams, calls, embeddings, batches, wrong ones and some that are left"
     figures = {
