@@ -101,8 +101,8 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(gate: Gate, stream: b
         for _ in range(10):
             connection = ask(server, {"stream": stream, "messages": [{"role": "user", "content": prompt}]})
             until(lambda: server.core.free_slots == 0)
-            gate.let(before)
             at = gate.steps
+            gate.let(before)
             until(lambda at=at: gate.steps >= at + before)
             connection.close()
             sequence = server.core._scheduler.sequences[0]
