@@ -38,7 +38,7 @@ class WaitingQueue:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(sorted(chain.from_iterable(self._lines.values()), key=_urgency))
+        return chain.from_iterable(self._lines.values())
 
     @property
     def firsts(self) -> list[Sequence]:
@@ -61,6 +61,8 @@ class WaitingQueue:
         """
         rank = PRIORITIES.index(priority)
         before = [other for other in self if other.rank <= rank]
+        if free:  # who has nothing to give need not sort a long queue for each request that it refuses
+            before.sort(key=_urgency)
         queued = [other for other in before[free:] if not other.preemptions]  # they were let in before
         if len(before) < free:
             return
