@@ -1,7 +1,7 @@
 """Where things live on disk: the config, data and cache folders named `edge-llm`. Nothing is created at import.
 
 EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests. A user without a home
-folder gets one among the temporary files.
+folder gets one among the temporary files; if somebody else has put one there, asking for it raises `StorageError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def _base(kind: str, default: Callable[[str, Literal[False]], str]) -> Path:
     if folder.is_absolute():
         return folder
     # without HOME and without an entry among the users, as in some containers, "~" means nothing
-    return _temporary() / kind
+    home = _temporary()
+    if os.path.lexists(home):  # what is there is read, too
+        require_private(home)
+    return home / kind
 
 
 def _temporary() -> Path:

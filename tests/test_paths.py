@@ -26,17 +26,25 @@ def test_a_relative_home_does_not_move_with_the_current_folder(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("default", ["~/.local/share/edge-llm", None])
-def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch: pytest.MonkeyPatch, default: str | None) -> None:
+def test_a_user_without_a_home_gets_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str | None
+) -> None:
     def lookup(*_arguments: object) -> str:
         if default is None:
             raise RuntimeError("could not determine the home directory")
         return default
 
     monkeypatch.delenv("EDGE_LLM_HOME")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for kind in ("config", "data", "cache"):
         monkeypatch.setattr(f"platformdirs.user_{kind}_dir", lookup)
-    assert all(folder().is_relative_to(tempfile.gettempdir()) for folder in FOLDERS)
+    assert all(folder().is_relative_to(tmp_path) for folder in FOLDERS)
     assert len({folder() for folder in FOLDERS}) == 3
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f"edge-llm-{os.geteuid()}").symlink_to(tmp_path / "mine")
+    for folder in FOLDERS:
+        with pytest.raises(StorageError):  # somebody else's config and models
+            folder()
 
 
 def test_sockets_have_short_paths_of_their_own_in_each_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
