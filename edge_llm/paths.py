@@ -33,10 +33,10 @@ def _base(kind: str, default: Callable[[str, Literal[False]], str]) -> Path:
     if folder.is_absolute():
         return folder
     # without HOME and without an entry among the users, as in some containers, "~" means nothing
-    home = _temporary()
-    if os.path.lexists(home):  # what is there is read, too
-        require_private(home)
-    return home / kind
+    stand_in = _temporary()
+    if os.path.lexists(stand_in):  # what is there is read, too
+        require_private(stand_in)
+    return stand_in / kind
 
 
 def _temporary() -> Path:

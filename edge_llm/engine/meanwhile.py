@@ -38,8 +38,7 @@ class Meanwhile(Generic[T]):
         return cast(T, self._opened)
 
     def close(self) -> None:
-        """Close what was opened, if it could be. Waits for it through interrupts, which are raised at the end: it may use what the
-        caller closes next."""
+        """Close what was opened, if it could be. Interrupts are raised once it is: it may use what the caller closes next."""
         interrupt: KeyboardInterrupt | None = None
         while self._thread.is_alive():
             try:

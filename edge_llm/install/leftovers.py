@@ -12,7 +12,7 @@ from edge_llm import paths
 from edge_llm.errors import StorageError
 from edge_llm.export import static_export
 from edge_llm.install import staging
-from edge_llm.install.pull import discard_unfinished, downloads_dir
+from edge_llm.install.pull import discard_unfinished
 from edge_llm.install.store import ModelStore
 from edge_llm.kernels import warmup
 from edge_llm.model import digest_index

@@ -148,7 +148,9 @@ def _load(folder: Path) -> KernelLibrary | None:
     """The library kept in `folder`, or None if it is missing, damaged, not ours alone, or does not load."""
     try:
         with (folder / _OBJECT_FILE).open("rb") as file:
-            info = os.fstat(file.fileno())  # a folder that all may look into does not keep them from changing what is in it
+            info = os.fstat(
+                file.fileno()
+            )  # a folder that all may look into does not keep them from changing what is in it
             if os.name == "posix" and (info.st_uid != os.geteuid() or info.st_mode & 0o022):
                 return None
             data = file.read(_MAX_FILE_BYTES + 1)
