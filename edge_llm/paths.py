@@ -131,7 +131,9 @@ def require_private(path: Path) -> None:
     try:
         info, parent = path.lstat(), path.parent.stat()
     except OSError as error:
-        raise StorageError(f"cannot use the folder {path}: {error.strerror}", hint="or set EDGE_LLM_HOME") from None
+        raise StorageError(
+            f"cannot use the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder of your own"
+        ) from None
     if not stat.S_ISDIR(info.st_mode):
         raise StorageError(
             f"{path} is not a folder of its own (a link or a file)", hint="remove it, or set EDGE_LLM_HOME"

@@ -57,7 +57,7 @@ class Batch:
     @property
     def end(self) -> str:
         """The status that one which is `finalizing` comes to."""
-        return "failed" if self.fault else "cancelled" if "cancelling" in self.times else "completed"
+        return "failed" if self.fault is not None else "cancelled" if "cancelling" in self.times else "completed"
 
     def shown(self) -> dict[str, Any]:
         """OpenAI's batch object."""

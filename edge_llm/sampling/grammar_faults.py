@@ -44,9 +44,7 @@ def fault_in_one_line(kind: GrammarKind, text: str) -> str:
     if (found := _REGEX_FAULT.search(text)) is not None:
         return one_line(where + _regex_fault(found, quoted=kind is not GrammarKind.REGEX))
     text = _PICTURE.split(text, maxsplit=1)[0]
-    if (
-        len(text) > 2 * _READ
-    ):  # whoever wrote the grammar has a say in the text, and patterns may look at all of it for each sign
+    if len(text) > 2 * _READ:  # patterns may look at all of it for each sign, and who wrote the grammar has a say in it
         text = text[:_READ] + text[-_READ:]
     for pattern, words in _WORDS:
         text = pattern.sub(words, text)
