@@ -1,7 +1,7 @@
 """Where things live on disk: the config, data and cache folders named `edge-llm`. Nothing is created at import.
 
 EDGE_LLM_HOME, when set, holds all three (as config, data, cache): for portable installs and tests. A user without a home
-folder gets one among the temporary files.
+folder gets one among the temporary files; if somebody else has put one there, asking for it raises `StorageError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def _base(kind: str, default: Callable[[str, Literal[False]], str]) -> Path:
     if folder.is_absolute():
         return folder
     # without HOME and without an entry among the users, as in some containers, "~" means nothing
-    return _temporary() / kind
+    stand_in = _temporary()
+    if os.path.lexists(stand_in):  # what is there is read, too
+        require_private(stand_in)
+    return stand_in / kind
 
 
 def _temporary() -> Path:
@@ -106,29 +109,66 @@ def obstacle(folder: Path) -> str | None:
 def private_dir(path: Path) -> Path:
     """Create `path` (0700) if missing and give it back once it is a real folder that only its owner can use.
 
-    Raises `StorageError` if it cannot be made, is a link, belongs to somebody else, or others may write to it.
+    Raises `StorageError` if it cannot be made, or as `require_private`.
     """
+    if os.name == "posix":
+        _require_fixed(path)  # first: nothing is made where somebody else's link leads
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info, parent = path.lstat(), path.parent.stat()
     except OSError as error:
         in_the_way = obstacle(path) if isinstance(error, NotADirectoryError | FileExistsError) else None
         raise StorageError(
             f"cannot create the folder {path}: {in_the_way or error.strerror}",
             hint="set EDGE_LLM_HOME to a folder you can write to",
         ) from None
+    require_private(path)
+    return path
+
+
+def require_private(path: Path) -> None:
+    """Raises `StorageError` if the folder `path` is missing or a link, belongs to somebody else, or others may write to it or
+    put another one in its place. Creates nothing."""
+    try:
+        info, parent = path.lstat(), path.parent.stat()
+    except OSError as error:
+        raise StorageError(
+            f"cannot use the folder {path}: {error.strerror}", hint="set EDGE_LLM_HOME to a folder of your own"
+        ) from None
     if not stat.S_ISDIR(info.st_mode):
         raise StorageError(
             f"{path} is not a folder of its own (a link or a file)", hint="remove it, or set EDGE_LLM_HOME"
         )
-    if os.name == "posix" and (info.st_uid != os.geteuid() or info.st_mode & 0o022):
+    if os.name != "posix":
+        return
+    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise StorageError(f"{path} can be changed by other users", hint=f"run: chmod 700 {path}, or set EDGE_LLM_HOME")
-    # whoever may rename entries of the folder above could put another one in this one's place
-    if os.name == "posix" and (
-        parent.st_uid not in (os.geteuid(), 0) or (parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX)
-    ):
-        raise StorageError(
-            f"{path.parent}, which holds {path.name}, can be changed by other users",
-            hint=f"run: chmod o-w {path.parent}, or set EDGE_LLM_HOME",
-        )
-    return path
+    if parent.st_uid not in (os.geteuid(), 0):
+        raise _replaceable(path)
+    _require_fixed(path)
+
+
+def _require_fixed(path: Path) -> None:
+    """Raises `StorageError` if anybody may put another folder or link in the place of `path` or of one that it lies in."""
+    linked = False
+    for entry in (path, *path.parents[:-1]):
+        try:
+            folder = entry.parent.stat()
+            if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+                raise _replaceable(entry)
+            info = entry.lstat()
+        except OSError:  # not there yet, or the caller cannot use it
+            continue
+        # where all may make entries, one that is there belongs to whoever came first
+        if folder.st_mode & stat.S_IWOTH and info.st_uid not in (os.geteuid(), 0):
+            raise StorageError(f"{entry} belongs to another user", hint="set EDGE_LLM_HOME to a folder of your own")
+        linked |= stat.S_ISLNK(info.st_mode) and entry != path
+    real = Path(os.path.realpath(path.parent), path.name)
+    if linked and real != path:
+        _require_fixed(real)
+
+
+def _replaceable(path: Path) -> StorageError:
+    return StorageError(
+        f"{path.parent}, which holds {path.name}, can be changed by other users",
+        hint=f"run: chmod o-w {path.parent}, or set EDGE_LLM_HOME",
+    )

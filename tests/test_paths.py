@@ -26,17 +26,25 @@ def test_a_relative_home_does_not_move_with_the_current_folder(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("default", ["~/.local/share/edge-llm", None])
-def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch: pytest.MonkeyPatch, default: str | None) -> None:
+def test_a_user_without_a_home_gets_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str | None
+) -> None:
     def lookup(*_arguments: object) -> str:
         if default is None:
             raise RuntimeError("could not determine the home directory")
         return default
 
     monkeypatch.delenv("EDGE_LLM_HOME")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for kind in ("config", "data", "cache"):
         monkeypatch.setattr(f"platformdirs.user_{kind}_dir", lookup)
-    assert all(folder().is_relative_to(tempfile.gettempdir()) for folder in FOLDERS)
+    assert all(folder().is_relative_to(tmp_path) for folder in FOLDERS)
     assert len({folder() for folder in FOLDERS}) == 3
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f"edge-llm-{os.geteuid()}").symlink_to(tmp_path / "mine")
+    for folder in FOLDERS:
+        with pytest.raises(StorageError):  # somebody else's config and models
+            folder()
 
 
 def test_sockets_have_short_paths_of_their_own_in_each_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +109,61 @@ def test_links_files_and_impossible_places_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StorageError) as caught:
             paths.private_dir(path)
         assert caught.value.hint
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder where all may make entries, as /tmp."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def give_away(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else made this."""
+    if os.geteuid() == 0:
+        os.chown(entry, 4321, 4321, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+@pytest.mark.parametrize("below", ["cache", "a/b/cache"])
+def test_nothing_is_kept_behind_a_link_of_somebody_else(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    """The link would lead elsewhere once the folder behind it was found to be ours."""
+    (tmp_path / "mine").mkdir()
+    (shared / "link").symlink_to(tmp_path / "mine")
+    assert paths.private_dir(shared / "link" / "ours").is_dir()
+    (tmp_path / "mine" / "ours").rmdir()
+    give_away(shared / "link", monkeypatch)
+    for check in (paths.private_dir, paths.require_private):
+        with pytest.raises(StorageError):
+            check(shared / "link" / below)
+    assert not list((tmp_path / "mine").iterdir())
+    # nor behind one of ours that leads to theirs
+    (tmp_path / "around").symlink_to(shared)
+    with pytest.raises(StorageError, match="link belongs to another user"):
+        paths.private_dir(tmp_path / "around" / "link" / below)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_nothing_is_kept_where_a_folder_above_can_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "open" / "a" / "b" / "cache"
+    folder.mkdir(parents=True)
+    assert paths.private_dir(folder) == folder
+    (tmp_path / "open").chmod(0o777)
+    for check in (paths.private_dir, paths.require_private):
+        with pytest.raises(StorageError, match="open, which holds a, can be changed by other users") as caught:
+            check(folder)
+        assert str(tmp_path / "open") in (caught.value.hint or "")
+
+
+def test_links_that_lead_nowhere_end(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(StorageError):
+        paths.private_dir(tmp_path / "loop" / "cache")
+    with pytest.raises(StorageError, match="No such file"):
+        paths.require_private(tmp_path / "missing")

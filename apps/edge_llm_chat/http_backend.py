@@ -15,6 +15,7 @@ from edge_llm_chat.backend import Answering, Ask, ModelChoice, ModelInfo, Progre
 from edge_llm_chat.conversation import whole
 from edge_llm_chat.http_answering import HttpAnswering, checked, unreachable
 from edge_llm_chat.http_bodies import message_body, parameters_body, tool_body
+from edge_llm_chat.http_events import integer
 
 if TYPE_CHECKING:
     import httpx
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _CONNECT_S, _READ_S, _FIGURE_S = 5.0, 600.0, 1.0
 _LOAD_S, _RETRY_S = 600.0, 2.0
 """how long a model may take to be loaded, and between two questions whether it is"""
+_MOST_NOTICE = 500
+"""characters: more would be on the screen for minutes"""
 
 
 class HttpBackend:
@@ -83,7 +86,7 @@ class HttpBackend:
             name = await self._answering()
             chosen = await self._look(name)
         context = next(
-            (chosen[key] for key in ("max_model_len", "context_length") if isinstance(chosen.get(key), int)), None
+            (size for key in ("max_model_len", "context_length") if (size := integer(chosen.get(key), None))), None
         )
         # others may not know logprobs, and do not tell the ids of tokens
         return ModelInfo(name, context, inspects=self._ours, forks=self._ours)
@@ -149,7 +152,7 @@ class HttpBackend:
             count = self._read(await self._client.post("/tokenize", json=body)).get("count")
         except Exception:
             return None
-        return count if isinstance(count, int) else None
+        return integer(count, None)
 
     def notice(self) -> str:
         """As our server told when the model was loaded, or after the last answer."""
@@ -170,9 +173,10 @@ class HttpBackend:
             path = f"/v1/models/{quote(name, safe='')}"
             entry = self._read(await self._client.get(path, timeout=_FIGURE_S))
         meta = entry["meta"] if isinstance(entry.get("meta"), dict) else {}
-        self._kv_bytes = meta["kv_cache_bytes"] if isinstance(meta.get("kv_cache_bytes"), int) else None
+        self._kv_bytes = integer(meta.get("kv_cache_bytes"), None)
         instead = f"{self._model} cannot be used: {name} answers for it" if name != self._model else ""
-        self._notice = "; ".join(part for part in (instead, meta.get("notice")) if part and isinstance(part, str))
+        notice = "; ".join(part for part in (instead, meta.get("notice")) if part and isinstance(part, str))
+        self._notice = notice[:_MOST_NOTICE]
         return entry
 
     async def close(self) -> None:

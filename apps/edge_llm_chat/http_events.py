@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_llm.errors import GenerationError
 from edge_llm.messages import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_EVENT_BYTES = 4 << 20
+Otherwise = TypeVar("Otherwise", int, None)
 
 
 class ChunkReader:
@@ -55,7 +56,7 @@ class ChunkReader:
         self._usage = data["usage"] if isinstance(data.get("usage"), dict) else self._usage
         self._timings = data["timings"] if isinstance(data.get("timings"), dict) else self._timings
         self._seed = data["seed"] if isinstance(data.get("seed"), int) else self._seed
-        self._forgotten = data["forgotten_tokens"] if isinstance(data.get("forgotten_tokens"), int) else self._forgotten
+        self._forgotten = integer(data.get("forgotten_tokens"), self._forgotten)
         if isinstance(gone := data.get("forgotten_messages"), list):
             self._gone = tuple(index for index in gone if isinstance(index, int))
         choices = data.get("choices")
@@ -103,15 +104,15 @@ class ChunkReader:
         """The end, with the server's own figures where it tells them, else with ours."""
         ttft = None if self._first is None else self._first - self._started
         duration = self._last - (self._first or self._last)
-        completed = _integer(self._usage.get("completion_tokens"), self._pieces)
+        completed = integer(self._usage.get("completion_tokens"), self._pieces)
         rate = self._timings.get("predicted_per_second")
         if not isinstance(rate, int | float):
             rate = (completed - 1) / duration if duration > 0 and completed > 1 else None
         details = self._usage.get("prompt_tokens_details")
-        cached = _integer(details.get("cached_tokens"), 0) if isinstance(details, dict) else 0
+        cached = integer(details.get("cached_tokens"), 0) if isinstance(details, dict) else 0
         return Finished(
             FinishReason.CANCELLED if cancelled else self._reason,
-            Usage(_integer(self._usage.get("prompt_tokens"), 0), completed, cached),
+            Usage(integer(self._usage.get("prompt_tokens"), 0), completed, cached),
             Timings(0.0, ttft, self._last - self._started, decode_tokens_per_s=rate, tpot_s=1 / rate if rate else None),
             self._seed,
             forgotten=self._gone,
@@ -144,5 +145,6 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _integer(value: object, otherwise: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+def integer(value: object, otherwise: Otherwise) -> int | Otherwise:
+    """What a server has counted, where it is such a number: what a float cannot hold would end the program that shows it."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else otherwise

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from edge_llm import paths
+from edge_llm.errors import StorageError
 
 _TIMEOUT_S = 0.5
 _ASK = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -23,6 +24,7 @@ def answers(path: Path) -> bool:
     if not hasattr(socket, "AF_UNIX") or not path.exists():
         return False
     try:
+        paths.require_private(path.parent)  # or who owns a socket says nothing: another one may take its place
         if path.stat().st_uid != os.geteuid():
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -30,6 +32,6 @@ def answers(path: Path) -> bool:
             connection.connect(os.fspath(path))
             connection.sendall(_ASK)
             status = connection.recv(64).split(b" ")
-    except OSError:
+    except (OSError, StorageError):
         return False
     return len(status) > 1 and status[1] == b"200"

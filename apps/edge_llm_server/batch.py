@@ -14,7 +14,7 @@ from edge_llm_server.api_error import ApiError
 MAX_LINES = 50_000
 """of a batch, as OpenAI has it: each leaves a result, if only that it is no request. As many may be blank"""
 _ID = re.compile(r"batch_[0-9a-f]{24}")
-_OPEN = frozenset({"validating", "in_progress", "cancelling"})
+_OPEN = frozenset({"validating", "in_progress", "cancelling", "finalizing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Batch:
     def entered(self, status: str, **changes: Any) -> Batch:
         return replace(self, status=status, times={**self.times, status: int(time.time())}, **changes)
 
+    @property
+    def end(self) -> str:
+        """The status that one which is `finalizing` comes to."""
+        return "failed" if self.fault is not None else "cancelled" if "cancelling" in self.times else "completed"
+
     def shown(self) -> dict[str, Any]:
         """OpenAI's batch object."""
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -66,8 +71,8 @@ class Batch:
             "input_file_id": self.input_file_id,
             "completion_window": self.completion_window,
             "status": self.status,
-            "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id,
+            "output_file_id": None if self.open else self.output_file_id,
+            "error_file_id": None if self.open else self.error_file_id,
             "created_at": self.times["validating"],
             **{f"{name}_at": self.times.get(name) for name in names},
             "expires_at": None,

@@ -23,7 +23,7 @@ from edge_llm_server.api_error import ApiError
 from edge_llm_server.batch import Batch, check_lines
 from edge_llm_server.batch_results import SplitResults, result_paths, size_of
 from edge_llm_server.exchange import Log, place_of
-from edge_llm_server.files import FileStore, write_json
+from edge_llm_server.files import FileStore, new_id, write_json
 
 if TYPE_CHECKING:
     from edge_llm_batch.lines import Line
@@ -165,7 +165,7 @@ class Batches:
         except Exception as error:
             self._log("batch", id=batch.id, fault=place_of(error))
             why = str(error) if isinstance(error, EdgeLLMError | ApiError) else "something went wrong"
-            self._finish(batch, "failed", fault=why)
+            self._finish(batch, fault=why)
 
     def _next(self) -> Batch | None:
         """The oldest batch of the key whose last turn is the longest ago."""
@@ -176,6 +176,9 @@ class Batches:
         """Answer all lines that are not answered yet. Leaves it as it is if the server is closed or its turn is over."""
         from edge_llm_batch.lines import Shard, Survey, read_lines
 
+        if batch.status == "finalizing":
+            self._finalize(batch)
+            return
         over = False
         job = batch.id.encode("ascii")
         source = self.files.path(self.files.get(batch.input_file_id, batch.owner).id)
@@ -195,10 +198,9 @@ class Batches:
             if self._closing:
                 return
             now = self._batches[batch.id]
-            cancelled = now.status == "cancelling"
-        if over and not cancelled and results.count < now.total:
+        if over and now.status != "cancelling" and results.count < now.total:
             return
-        self._finish(batch, "cancelled" if cancelled else "completed", **_counts(results))
+        self._finish(batch, **_counts(results))
 
     def _while_wanted(self, batch: Batch, lines: Iterable[Line]) -> Iterator[Line]:
         """The lines. Raises `_StoppedError` once nobody wants them any more."""
@@ -251,16 +253,28 @@ class Batches:
             pool.close()
             await asyncio.wait([filling])
 
-    def _finish(self, batch: Batch, status: str, **known: Any) -> None:
-        for kind, path in zip(("output", "error"), result_paths(self._folder / batch.id), strict=True):
+    def _finish(self, batch: Batch, **known: Any) -> None:
+        """What its results will be called is noted first: whatever happens then, they are found and nothing is answered again."""
+        for kind, path in self._results(batch):
             if path.exists() and path.stat().st_size:
-                filename = f"{batch.id}_{kind}.jsonl"
-                file = self.files.adopt(path, filename=filename, purpose="batch_output", owner=batch.owner)
-                known[f"{kind}_file_id"] = file.id
-            else:
+                known[f"{kind}_file_id"] = new_id()
+        self._update(batch.id, lambda now: now.entered("finalizing", **known))
+        self._finalize(self._batches[batch.id])
+
+    def _finalize(self, batch: Batch) -> None:
+        """Give its results to their owner. Raises `OSError`; then it may be called again."""
+        for kind, path in self._results(batch):
+            file_id = getattr(batch, f"{kind}_file_id")
+            if file_id is None:
                 path.unlink(missing_ok=True)
+            else:
+                filename = f"{batch.id}_{kind}.jsonl"
+                self.files.adopt(path, file_id, filename=filename, purpose="batch_output", owner=batch.owner)
+        self._update(batch.id, lambda now: now.entered(now.end))
         self.files.give_back(batch.owner, batch.id)
-        self._update(batch.id, lambda now: now.entered("finalizing").entered(status, **known))
+
+    def _results(self, batch: Batch) -> Iterator[tuple[str, Path]]:
+        return zip(("output", "error"), result_paths(self._folder / batch.id), strict=True)
 
     def _update(self, batch_id: str, change: Callable[[Batch], Batch]) -> None:
         with self._changed:

@@ -111,13 +111,16 @@ class FileStore:
             raise
         return file
 
-    def adopt(self, path: Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """A file that was made here becomes a stored one, and counts, however many its owner has."""
-        file = self._new(filename, purpose, owner, path.stat().st_size)
-        self.count(owner, file.id, file.bytes)
-        shutil.move(path, self.path(file.id))
-        self._note(file)
-        return file
+    def adopt(self, path: Path, file_id: str, *, filename: str, purpose: str, owner: str) -> None:
+        """A file that was made here becomes the stored one of that `new_id`, and counts, however many its owner has.
+
+        Does nothing if `path` is no more: it has become that. Raises `OSError`; then it may be tried again.
+        """
+        if path.exists():
+            file = StoredFile(file_id, filename, path.stat().st_size, int(time.time()), purpose, owner)
+            self._note(file)  # before it moves, or a disk that is full would lose it
+            self.count(owner, file.id, file.bytes)
+            shutil.move(path, self.path(file.id))
 
     def get(self, file_id: str, owner: str) -> StoredFile:
         """Raises `ApiError` 404, also for a file of somebody else."""
@@ -151,13 +154,18 @@ class FileStore:
         self.give_back(file.owner, file.id)
 
     def _new(self, filename: str, purpose: str, owner: str, size: int) -> StoredFile:
-        return StoredFile(f"file-{secrets.token_hex(12)}", filename[:512], size, int(time.time()), purpose, owner)
+        return StoredFile(new_id(), filename[:512], size, int(time.time()), purpose, owner)
 
     def _note_path(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.json"
 
     def _note(self, file: StoredFile) -> None:
         write_json(self._note_path(file.id), asdict(file))
+
+
+def new_id() -> str:
+    """A file's, which nobody can guess."""
+    return f"file-{secrets.token_hex(12)}"
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

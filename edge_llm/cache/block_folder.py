@@ -172,9 +172,10 @@ def folder_stats(folder: Path) -> FolderReport:
 
 
 def clear_folder(folder: Path) -> FolderReport:
-    """Delete all blocks; gives what there was. The folder stays. Raises `StorageError`."""
+    """Delete all blocks; gives what there was. The folder stays. Raises `StorageError`, also for one that is not ours alone."""
     if not folder.is_dir():
         return FolderReport(0, 0)
+    paths.require_private(folder)  # where a link leads, files of others may lie, and models end in the same letters
     with _told(), locked(folder):
         found = list(entries(folder))
         for entry in found:
@@ -184,7 +185,9 @@ def clear_folder(folder: Path) -> FolderReport:
 
 
 def verify_folder(folder: Path) -> FolderReport:
-    """Read every file and delete those that are not as they were written. Raises `StorageError`."""
+    """Read every file and delete those that are not as they were written. Raises `StorageError`, as `clear_folder`."""
+    if folder.is_dir():
+        paths.require_private(folder)
     files = size = damaged = 0
     with _told():
         for entry in list(entries(folder)) if folder.is_dir() else []:

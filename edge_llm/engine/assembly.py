@@ -100,6 +100,7 @@ def _ring_engine(
             opened.callback(draft_model.close)
         window, cache = window_and_cache(manifest, config, kv_type)
         opened.callback(cache.close)
+        budget = kv_budget(config, cache, draft_model)
         loading = Meanwhile(  # ONNX Runtime reads the graph while Python reads the tokenizer
             lambda: Session(
                 folder,
@@ -116,19 +117,22 @@ def _ring_engine(
         intake = open_intake(folder, manifest, config, kernels, window, draft_model)
         opened.callback(intake.close)
         session = loading.result()
+        bits = [CACHE_VERSION, kernel_fingerprint()]
+        store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits], notices)
+        if store is not None:
+            opened.callback(store.close)
+        core = EngineCore(
+            session=session,
+            cache=cache,
+            intake=intake,
+            config=config,
+            store=store,
+            kv_budget=budget,
+            energy=energy_meter(config),
+            notice=told(notices),
+        )
         opened.pop_all()
-    bits = [CACHE_VERSION, kernel_fingerprint()]
-    store = prefix_store(manifest, cache, intake.tokenizer.digest, config, [manifest.layout, *bits], notices)
-    return EngineCore(
-        session=session,
-        cache=cache,
-        intake=intake,
-        config=config,
-        store=store,
-        kv_budget=kv_budget(config, cache, draft_model),
-        energy=energy_meter(config),
-        notice=told(notices),
-    )
+        return core
 
 
 def _static_engine(

@@ -38,7 +38,14 @@ class Meanwhile(Generic[T]):
         return cast(T, self._opened)
 
     def close(self) -> None:
-        """Close what was opened, if it could be."""
-        self._thread.join()
+        """Close what was opened, if it could be. Interrupts are raised once it is: it may use what the caller closes next."""
+        interrupt: KeyboardInterrupt | None = None
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except KeyboardInterrupt as error:
+                interrupt = error
         if self._opened is not None:
             self._opened.close()
+        if interrupt is not None:
+            raise interrupt

@@ -61,19 +61,19 @@ def open_static(
         progress(f"compiling for {provider}", 0, 0)
     opened = partial(_opened, folder, static_folder, manifest, config, kernels, threads, provider, notices, progress)
     try:
-        session, intake, cache = opened()
+        session, intake, cache, budget = opened()
     except SessionError:
         if not forget_compiled(provider, static_folder):
             raise
         # what was compiled before may be at fault: once more, from the graph
-        session, intake, cache = opened()
+        session, intake, cache, budget = opened()
     return EngineCore(
         session=session,
         cache=cache,
         intake=intake,
         config=config,
         store=prefix_store(manifest, cache, intake.tokenizer.digest, config, ["static", provider], notices),
-        kv_budget=kv_budget(config, cache, intake.draft_model),
+        kv_budget=budget,
         energy=energy_meter(config),
         layout="static",
         provider=provider,
@@ -91,8 +91,8 @@ def _opened(
     provider: str,
     notices: list[str],
     progress: Progress | None,
-) -> tuple[StaticSession, Intake, KVCache]:
-    """A session that has passed its self-test, and what belongs to it."""
+) -> tuple[StaticSession, Intake, KVCache, int | None]:
+    """A session that has passed its self-test, and what belongs to it, with the bytes that its cache may come to hold."""
     graph: CpuGraph | PluginGraph | None = None
 
     def allocate(shape: tuple[int, ...]) -> np.ndarray:
@@ -106,6 +106,7 @@ def _opened(
             opened.callback(draft_model.close)
         window, cache = window_and_cache(manifest, config, KvType.F32, storage)
         opened.callback(cache.close)
+        budget = kv_budget(config, cache, draft_model)
         intake = open_intake(folder, manifest, config, kernels, window, draft_model)
         opened.callback(intake.close)
         graph = open_graph(provider, static_folder, threads=threads, held=held_sizes(manifest, cache))
@@ -113,4 +114,4 @@ def _opened(
         session = StaticSession(folder, static_folder, manifest, graph=graph, cache=cache, max_rows=config.max_chunk)
         self_test(session, cache, static_folder)
         opened.pop_all()
-    return session, intake, cache
+    return session, intake, cache, budget

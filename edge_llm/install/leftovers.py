@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from edge_llm import paths
+from edge_llm.errors import StorageError
 from edge_llm.export import static_export
 from edge_llm.install import staging
-from edge_llm.install.pull import discard_unfinished, downloads_dir
+from edge_llm.install.pull import discard_unfinished
 from edge_llm.install.store import ModelStore
 from edge_llm.kernels import warmup
 from edge_llm.model import digest_index
@@ -22,27 +23,37 @@ KINDS = ("kernels", "static", "providers", "downloads", "digests")
 
 def sizes() -> dict[str, int]:
     """Bytes of each kind, and as `leftovers` of what `clear_leftovers` would delete of them. Creates nothing."""
-    cache = paths.cache_dir()
-    return {kind: _bytes([cache / kind]) for kind in KINDS} | {"leftovers": _bytes([*_stale(), downloads_dir()])}
+    ours = _ours()
+    unfinished = ours.get("downloads")
+    left = _bytes([*_stale(ours), *([unfinished] if unfinished else [])])
+    return {kind: _bytes([ours[kind]] if kind in ours else []) for kind in KINDS} | {"leftovers": left}
 
 
 def clear_leftovers() -> int:
     """Deletes them; what running processes use stays. Gives the bytes that are free again."""
-    places = [paths.cache_dir() / kind for kind in KINDS]
-    before = _bytes(places)
-    for path in _stale():
+    ours = _ours()
+    before = _bytes(ours.values())
+    for path in _stale(ours):
         staging.discard(path)
-    discard_unfinished(ModelStore().root)
-    return max(0, before - _bytes(places))
+    if "downloads" in ours:
+        discard_unfinished(ModelStore().root)
+    return max(0, before - _bytes(ours.values()))
 
 
-def _stale() -> list[Path]:
-    cache = paths.cache_dir()
-    return [
-        *digest_index.stale(cache / "digests"),
-        *warmup.stale(cache / "kernels"),
-        *static_export.stale(static_export.static_root()),
-    ]
+def _ours() -> dict[str, Path]:
+    """The folders of all kinds that nobody else can change: where a link leads, files of others may lie."""
+    found, cache = {}, paths.cache_dir()
+    for kind in KINDS:
+        with contextlib.suppress(StorageError):
+            paths.require_private(cache)
+            paths.require_private(cache / kind)
+            found[kind] = cache / kind
+    return found
+
+
+def _stale(ours: Mapping[str, Path]) -> list[Path]:
+    finders = {"digests": digest_index.stale, "kernels": warmup.stale, "static": static_export.stale}
+    return [path for kind, find in finders.items() if kind in ours for path in find(ours[kind])]
 
 
 def _bytes(places: Iterable[Path]) -> int:

@@ -145,9 +145,14 @@ def _kept(digest: str) -> KernelLibrary | None:
 
 
 def _load(folder: Path) -> KernelLibrary | None:
-    """The library kept in `folder`, or None if it is missing, damaged, or does not load."""
+    """The library kept in `folder`, or None if it is missing, damaged, not ours alone, or does not load."""
     try:
         with (folder / _OBJECT_FILE).open("rb") as file:
+            info = os.fstat(
+                file.fileno()
+            )  # a folder that all may look into does not keep them from changing what is in it
+            if os.name == "posix" and (info.st_uid != os.geteuid() or info.st_mode & 0o022):
+                return None
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError:
         return None
@@ -297,8 +302,8 @@ def stale(root: Path) -> list[Path]:
     found, old = [], time.time() - _TEMPORARY_S
     with contextlib.suppress(OSError):  # there is none
         for folder in root.iterdir():
-            if _FINGERPRINT.fullmatch(folder.name):
-                found += [p for p in folder.iterdir() if p.name != _OBJECT_FILE and p.stat().st_mtime < old]
+            if _FINGERPRINT.fullmatch(folder.name) and not folder.is_symlink():
+                found += [p for p in folder.iterdir() if p.name != _OBJECT_FILE and p.lstat().st_mtime < old]
     return found
 
 

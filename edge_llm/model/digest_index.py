@@ -23,6 +23,7 @@ from edge_llm.model.digest import file_sha256
 _VERSION = 3
 _SETTLED_NS = 2_000_000_000
 """the coarsest clock of a file system: a file that changes again within one tick would look the same"""
+_NAME = re.compile(r"[0-9a-f]+-[0-9a-f]+(\.json|\.\d+\.[0-9a-f]+\.tmp)")
 _TEMPORARY_S = 600
 """age at which a temporary file belongs to nobody any more"""
 
@@ -78,7 +79,7 @@ class DigestIndex:
 def stale(root: Path) -> list[Path]:
     """Files of an index that tell of files that are gone, or that dead processes have left."""
     try:
-        return [path for path in root.iterdir() if _is_stale(path)]
+        return [path for path in root.iterdir() if _NAME.fullmatch(path.name) and _is_stale(path)]
     except OSError:  # there is none
         return []
 

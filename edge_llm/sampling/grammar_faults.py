@@ -8,7 +8,8 @@ from edge_llm.sampling.grammar import GrammarKind
 
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 """line and column of a Lark grammar; those of a regex are llguidance's own, which made a grammar of it"""
-_INVALID_REGEX = re.compile(r'invalid regex ".*?" \(in regex\): ', re.DOTALL)
+_INVALID_REGEX = ('invalid regex "', '" (in regex): ')
+"""around an expression that is shown again below"""
 _REGEX_FAULT = re.compile(r"regex parse error:\n    (?P<pattern>.*)\n    (?P<before> *)\^+\s*\nerror: (?P<what>.*)")
 _PICTURE = re.compile(r"\n +\d+ \| ")
 _WORDS = (
@@ -23,6 +24,8 @@ _WORDS = (
 )
 _LONGEST = 300
 """characters of a message; what is wrong often stands at its end"""
+_READ = 2000
+"""characters of a message that are looked at, at its begin and its end"""
 _SHOWN = 20
 """characters of an expression, before the place of its fault and after it"""
 
@@ -34,10 +37,15 @@ def fault_in_one_line(kind: GrammarKind, text: str) -> str:
     if place is not None:
         text = text[place.end() :]
         where = f"line {place[1]}, column {place[2]}: " if kind is GrammarKind.LARK else ""
-    text = _INVALID_REGEX.sub("", text, count=1)
+    begin, end = _INVALID_REGEX
+    before, quoted, after = text.partition(begin)
+    if quoted and end in after:
+        text = before + after.partition(end)[2]
     if (found := _REGEX_FAULT.search(text)) is not None:
         return one_line(where + _regex_fault(found, quoted=kind is not GrammarKind.REGEX))
     text = _PICTURE.split(text, maxsplit=1)[0]
+    if len(text) > 2 * _READ:  # patterns may look at all of it for each sign, and who wrote the grammar has a say in it
+        text = text[:_READ] + text[-_READ:]
     for pattern, words in _WORDS:
         text = pattern.sub(words, text)
     return one_line(where + text)

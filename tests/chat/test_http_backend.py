@@ -340,6 +340,23 @@ def test_a_server_of_ours_tells_which_turns_fell_out() -> None:
         asyncio.run(body(server.url))
 
 
+@pytest.mark.parametrize("figure", [10**400, -(10**400), True, "1", None, 1 << 60])
+def test_figures_and_notices_that_no_screen_can_show_are_none(figure: object) -> None:
+    """A server of somebody's has a say in the status line, which must not end the chat."""
+
+    async def body() -> None:
+        models = {"data": [{"id": "m", "owned_by": "edge_llm", "max_model_len": figure}]}
+        async with peer(models=models) as (other, backend):
+            meta = {"kv_cache_bytes": figure, "notice": "\x1b]0;x\x07" * 100_000}
+            other._replies["/v1/models/m"] = (200, json.dumps({"max_model_len": figure, "meta": meta}).encode())
+            other._replies["/tokenize"] = (200, json.dumps({"count": figure}).encode())
+            info = await backend.load(quiet)
+            assert (info.context, backend.kv_bytes(), await backend.count(())) == (None, None, None)
+            assert 0 < len(backend.notice()) < 1000
+
+    asyncio.run(body())
+
+
 def test_what_is_to_be_known_of_a_model_behind_a_server_is_said_once() -> None:
     """The fallback that answers, that there is no talking to it, and what its engine could not do as usual."""
     cores = []

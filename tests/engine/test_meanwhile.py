@@ -39,6 +39,28 @@ def test_the_caller_goes_on_before_it_is_open() -> None:
     assert meanwhile.result().closed == 1
 
 
+def test_interrupts_do_not_close_what_is_still_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_open, interrupts = threading.Event(), [KeyboardInterrupt(), KeyboardInterrupt()]
+
+    def opening() -> Door:
+        assert may_open.wait(60)
+        return Door()
+
+    meanwhile = Meanwhile(opening)
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        may_open.set()
+        join(thread)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        meanwhile.close()
+    assert meanwhile.result().closed == 1
+
+
 def test_what_went_wrong_is_told_to_who_asks() -> None:
     def opening() -> Door:
         raise SessionError("no room")

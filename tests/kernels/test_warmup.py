@@ -69,6 +69,16 @@ def test_an_unknown_kernel_is_named(kept: Path) -> None:
         library.address("nothing")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_code_that_others_may_change_is_a_miss(kept: Path, tmp_path: Path) -> None:
+    """Though its folder is ours: one that others may look into lets them open what is in it."""
+    (tmp_path / FILE).write_bytes((kept / FILE).read_bytes())
+    (tmp_path / FILE).chmod(0o644)
+    assert warmup._load(tmp_path) is not None
+    (tmp_path / FILE).chmod(0o646)
+    assert warmup._load(tmp_path) is None
+
+
 @pytest.mark.parametrize("damage", ["empty", "half", "flip first", "flip middle", "flip last", "longer", "missing"])
 def test_damaged_code_is_a_miss(kept: Path, tmp_path: Path, damage: str) -> None:
     data = bytearray((kept / FILE).read_bytes())

@@ -79,3 +79,14 @@ def test_any_message_is_one_line_of_ascii(kind: GrammarKind, text: str) -> None:
 
 def test_the_compilers_state_is_told_to_nobody() -> None:
     assert "secret" not in fault_in_one_line(GrammarKind.LARK, "too complex\n<state>\nTokens: secret\n</state>")
+
+
+@pytest.mark.parametrize(
+    "unit", ['invalid regex "', " (at ", "Unimplemented keys: [", "^ ", "regex parse error:\n    a\n    ^\n"]
+)
+def test_a_message_that_a_grammar_has_made_long_is_not_looked_at_again_and_again(unit: str) -> None:
+    """Quadratic patterns would take minutes here, while every other answer waits."""
+    told = fault_in_one_line(GrammarKind.JSON_SCHEMA, unit * (2_000_000 // len(unit)))
+    assert len(told) < 400
+    assert told.isascii()
+    assert told.isprintable()

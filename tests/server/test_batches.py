@@ -22,6 +22,7 @@ import pytest
 from edge_llm_batch.lines import read_lines
 from edge_llm_batch.results import ResultFile
 from edge_llm_server import batches as batches_module
+from edge_llm_server import files as files_module
 from edge_llm_server.api_error import ApiError
 from edge_llm_server.batches import Batches
 from edge_llm_server.exchange import Log
@@ -363,6 +364,47 @@ def test_a_batch_waits_for_room_and_loses_nothing(
         assert (done.status, done.request_counts.completed) == ("completed", 6)
         results = [json.loads(text) for text in client.files.content(done.output_file_id).text.splitlines()]
         assert sorted(result["custom_id"] for result in results) == [f"q{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("failing", ["file-", "batch_", "move"])
+def test_a_batch_that_ends_while_the_disk_is_full_is_answered_once(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The note of its results' file, its own last state, or the move of the results cannot be written at first."""
+    monkeypatch.setattr("edge_llm_server.batches.PAUSE_S", 0.01)
+    folder, failures = tmp_path / "batches", []
+    real_json, real_move = files_module.write_json, shutil.move
+
+    def fail() -> None:
+        if len(failures) < 3:
+            failures.append(failing)
+            raise OSError(errno.ENOSPC, "no space")
+
+    def write_json(path: Path, value: dict[str, Any]) -> None:
+        ends = value.get("purpose") == "batch_output" or value.get("status") == "completed"
+        if path.name.startswith(failing) and ends:
+            fail()
+        real_json(path, value)
+
+    def move(source: Path, target: Path) -> None:
+        if failing == "move":
+            fail()
+        real_move(source, target)
+
+    for module in (files_module, batches_module):
+        monkeypatch.setattr(module, "write_json", write_json)
+    monkeypatch.setattr(files_module.shutil, "move", move)
+    with client_of(server) as client:
+        file = client.files.create(file=("in.jsonl", jsonl(line(1), line(2, max_tokens=-5))), purpose="batch")
+        done = ended(client, begin_with(client, file.id).id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 1)
+        assert len(failures) == 3
+        kept = {file.id, done.output_file_id, done.error_file_id}
+        assert {one.id for one in client.files.list()} == kept
+        assert {path.name for path in folder.glob("file-*") if not path.suffix} == kept
+        for result in (done.output_file_id, done.error_file_id):
+            assert len(client.files.content(result).read().splitlines()) == 1
+        assert not [path for path in folder.iterdir() if path.suffix in (".output", ".errors")]
 
 
 BOUNDARY = b"multipart/form-data; boundary=x"
