@@ -635,13 +635,13 @@ def test_batches_of_several_keys_take_turns(tmp_path: Path, monkeypatch: pytest.
     """Ann's first batch and her second, then Bob's: his is done before her first one where turns are short."""
     monkeypatch.setattr("edge_llm_server.batches.TURN_S", turn_s)
     gate, done = Gate(slots=1), []
-    finish = Batches._finish
+    finalize = Batches._finalize
 
-    def noted(self: Batches, batch: Any, status: str, **known: Any) -> None:
-        done.append((batch.owner, status))
-        finish(self, batch, status, **known)
+    def noted(self: Batches, batch: Any) -> None:
+        done.append((batch.owner, batch.end))
+        finalize(self, batch)
 
-    monkeypatch.setattr(Batches, "_finish", noted)
+    monkeypatch.setattr(Batches, "_finalize", noted)
     with (
         running(gate, batches=tmp_path / "batches", keys=KEYS) as server,
         client_of(server) as ann,
