@@ -191,5 +191,5 @@ def _installed(name: str) -> tuple[ModelStore, Path]:
     if not store.has(name):
         if catalog.has(name):
             raise ModelNotFoundError(f"the model {name} is not installed", hint=f"edge-llm pull {name}")
-        raise catalog.unknown_model(name, store.names())
+        raise catalog.unknown_model(name, [*store.names(), *catalog.names()])
     return store, store.path(name)

