@@ -14,6 +14,7 @@ from edge_llm_cli import console
 
 from edge_llm.install import catalog
 from edge_llm.install.store import ModelStore
+from edge_llm.kernels.warmup import KernelLibrary
 from tests.install.fakes import FOLDER_FILES, GGUF, FakeExporter, install_recipe, recipe_for, write_wheel
 from tools.tiny_model import write_tiny_gguf
 
@@ -47,7 +48,7 @@ def gguf(tmp_path: Path) -> Path:
     return path
 
 
-def test_from_pull_to_rm(invoke) -> None:
+def test_from_pull_to_rm(invoke, kernels: KernelLibrary) -> None:
     assert invoke("models", "list").stdout.split() == ["tiny", "0.0", "MB", "context", "256", "to", "pull"]
     result = invoke("pull", "tiny")
     assert result.exit_code == 0
